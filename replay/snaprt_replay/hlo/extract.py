@@ -1,8 +1,8 @@
-"""Cut pieces out of an HLO module into a module of their own.
+"""Cut pieces out of an HLO module into a separate module.
 
-A piece is what computes some values from others: `Piece` names both, and the instructions between
-them are found by going backwards. The new module takes one array for each value given, and returns
-one array for each value asked for; the elements of tuples are passed one by one, tokens not at all.
+A piece computes some values from others: `Piece` names both, and the instructions between them are
+found by going backward. The new module takes one array for each given value and returns one array
+for each requested value; the elements of tuples are passed one by one, and tokens not at all.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ class Value:
     """One array of a computation."""
 
     instruction: int  # the id of the instruction that makes it
-    path: tuple[int, ...] = ()  # where in the result it is; () unless that is a tuple
+    path: tuple[int, ...] = ()  # its position in the result; () unless that is a tuple
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of one computation: what computes `results`, given the values of `given`."""
+    """A part of one computation: what computes `results` from the values of `given`."""
 
-    results: tuple[int, ...]  # the ids of the instructions whose values are wanted
-    given: frozenset[int] = frozenset()  # of those whose values are known; parameters always are
+    results: tuple[int, ...]  # the ids of the instructions whose values are requested
+    # The ids of the instructions whose values are known; parameters always are.
+    given: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Extract:
-    """A module made of pieces: its parameters and results are theirs, one after the other."""
+    """A module made of pieces, whose parameters and results it has one after the other."""
 
     module: XlaMessage  # an HloModuleProto
     parameters: tuple[tuple[Value, ...], ...]  # for each piece, the values it takes
     results: tuple[tuple[Value, ...], ...]  # for each piece, the values it returns
-    instructions: int  # how many the module has beside parameters and constants
+    instructions: int  # how many the module has besides parameters and constants
 
 
 def arrays_of(instruction: XlaMessage) -> Iterator[tuple[Value, XlaMessage]]:
@@ -62,11 +63,11 @@ def arrays_of(instruction: XlaMessage) -> Iterator[tuple[Value, XlaMessage]]:
 
 
 def extract(module: XlaMessage, computation: XlaMessage, pieces: Sequence[Piece]) -> Extract:
-    """Make a module of pieces of one computation, which share nothing in it.
+    """Make a module of pieces of one computation; the pieces share no instructions in it.
 
     Args:
         module: The HloModuleProto that the computation is part of; it is not changed.
-        computation: Any of its computations, a loop's body too.
+        computation: Any of its computations, including the body of a loop.
         pieces: What to compute.
     """
     return _Extraction(module, computation).make(pieces)
@@ -78,51 +79,54 @@ class _Extraction:
         self.computation = computation
         self.editor = Editor(module)  # makes new ids; the module itself stays as it is
         self.by_id = {instruction.id: instruction for instruction in computation.instructions}
-        self.made: list[XlaMessage] = []
+        self.added: list[XlaMessage] = []
         self.arguments: list[XlaMessage] = []
-        # XLA wants names that are unique in the whole module.
+        # XLA requires names that are unique in the whole module.
         self.names = {
             instruction.name
-            for other in module.computations
-            if other.id != computation.id
-            for instruction in other.instructions
+            for sibling in module.computations
+            if sibling.id != computation.id
+            for instruction in sibling.instructions
         }
         self.counted = 0
 
     def make(self, pieces: Sequence[Piece]) -> Extract:
         parameters, results, taps = [], [], []
         for piece in pieces:
-            needed, given = self._slice(piece)
+            needed, boundary = self._slice(piece)
             copies: dict[int, XlaMessage] = {}
-            parameters.append(tuple(self._add_given(given, copies)))
+            parameters.append(tuple(self._add_given(boundary, copies)))
             for instruction in needed:
                 self._copy(instruction, copies)
-            arrays = [found for result in piece.results for found in arrays_of(self.by_id[result])]
+            arrays = [array for result in piece.results for array in arrays_of(self.by_id[result])]
             results.append(tuple(value for value, _ in arrays))
             taps += [self._element(copies[value.instruction], value.path) for value, _ in arrays]
         module = self._module(taps)
         return Extract(module, tuple(parameters), tuple(results), self.counted)
 
     def _slice(self, piece: Piece) -> tuple[list[XlaMessage], list[XlaMessage]]:
-        """Return what a piece computes and what it takes, both in the computation's order."""
+        """Return the instructions that a piece computes and those that it takes, in order."""
 
-        def is_given(one: int) -> bool:
-            return one in piece.given or self.by_id[one].opcode == "parameter"
+        def is_given(instruction_id: int) -> bool:
+            return instruction_id in piece.given or self.by_id[instruction_id].opcode == "parameter"
 
-        found = reached(
-            piece.results, lambda one: () if is_given(one) else self.by_id[one].operand_ids
+        needed = reached(
+            piece.results,
+            lambda instruction_id: (
+                () if is_given(instruction_id) else self.by_id[instruction_id].operand_ids
+            ),
         )
         ordered = [
-            instruction for instruction in self.computation.instructions if instruction.id in found
+            instruction for instruction in self.computation.instructions if instruction.id in needed
         ]
-        return [one for one in ordered if not is_given(one.id)], [
-            one for one in ordered if is_given(one.id)
+        return [instruction for instruction in ordered if not is_given(instruction.id)], [
+            instruction for instruction in ordered if is_given(instruction.id)
         ]
 
     def _add_given(
-        self, given: Sequence[XlaMessage], copies: dict[int, XlaMessage]
+        self, boundary: Sequence[XlaMessage], copies: dict[int, XlaMessage]
     ) -> Iterator[Value]:
-        for instruction in given:
+        for instruction in boundary:
             arguments = []
             for value, shape in arrays_of(instruction):
                 argument = self._new("parameter", shape, (), instruction)
@@ -141,13 +145,15 @@ class _Extraction:
             return self._new("after-all", shape, (), like)
         if shape.element_type != TUPLE:
             return next(arrays)
-        elements = [self._put_together(like, one, arrays) for one in shape.tuple_shapes]
+        elements = [
+            self._put_together(like, element_shape, arrays) for element_shape in shape.tuple_shapes
+        ]
         return self._new("tuple", shape, elements, like)
 
     def _copy(self, instruction: XlaMessage, copies: dict[int, XlaMessage]) -> None:
         copy = copy_of(instruction)
         copy.id = self.editor.new_id(instruction)
-        copy.operand_ids[:] = [copies[one].id for one in instruction.operand_ids]
+        copy.operand_ids[:] = [copies[operand].id for operand in instruction.operand_ids]
         copy.ClearField("control_predecessor_ids")
         copies[instruction.id] = self._add(copy)
         self.counted += instruction.opcode != "constant"
@@ -167,7 +173,7 @@ class _Extraction:
 
     def _add(self, instruction: XlaMessage) -> XlaMessage:
         instruction.name = take_name(instruction.name, self.names, ".r")
-        self.made.append(instruction)
+        self.added.append(instruction)
         return instruction
 
     def _module(self, taps: Sequence[XlaMessage]) -> XlaMessage:
@@ -175,12 +181,12 @@ class _Extraction:
         like = self.computation.instructions[0]
         root = self._new("tuple", shape, taps, like)
         module = attributes_of(self.source)
-        module.computations.extend(called_computations(self.source, called_by(self.made)))
+        module.computations.extend(called_computations(self.source, called_by(self.added)))
         entry = module.computations.add(
             name=self.computation.name,
             id=self.computation.id,
             root_id=root.id,
-            instructions=self.made,
+            instructions=self.added,
         )
         for number, argument in enumerate(self.arguments):
             entry.program_shape.parameters.append(argument.shape)
@@ -204,8 +210,8 @@ _OF_THE_WHOLE = (
 
 
 def attributes_of(module: XlaMessage) -> XlaMessage:
-    """Return a copy of the module's attributes that hold for any part of it too."""
-    kept = copy_of(module)
+    """Return a copy of the module's attributes that also apply to any part of it."""
+    attributes = copy_of(module)
     for field in _OF_THE_WHOLE:
-        kept.ClearField(field)
-    return kept
+        attributes.ClearField(field)
+    return attributes

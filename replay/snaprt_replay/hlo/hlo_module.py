@@ -2,8 +2,8 @@
 
 HloModuleProto is a flat list of computations, each a flat list of instructions in dependency order,
 with ids for edges. That makes it the easiest form of a program to cut: `Editor` makes and replaces
-instructions, `verify` says whether the result still is a module that XLA can read. XLA itself
-answers some malformed modules with a failed CHECK, which ends the process.
+instructions, and `verify` checks that the result is still a module that XLA can read. XLA itself
+fails a CHECK on some malformed modules, which ends the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CUSTOM_CALL = "custom-call"
 _LOW_BITS = 2**32 - 1
 
 
-# How many values an operation reads. XLA's converters do not look before they read them.
+# How many operands an operation has. XLA's converters read them without checking.
 _EXACT_OPERANDS = {
     0: "constant iota parameter partition-id replica-id",
     1: "abs bitcast bitcast-convert broadcast cbrt ceil cholesky convert copy cosine "
@@ -61,7 +61,7 @@ def entry_computation(module: XlaMessage) -> XlaMessage:
 
 
 def root_instruction(computation: XlaMessage) -> XlaMessage:
-    """Return the instruction that gives the computation's result; raise SnapshotError if none."""
+    """Return the instruction that computes the result; raise SnapshotError if there is none."""
     for instruction in reversed(computation.instructions):
         if instruction.id == computation.root_id:
             return instruction
@@ -69,9 +69,11 @@ def root_instruction(computation: XlaMessage) -> XlaMessage:
 
 
 def parameters(computation: XlaMessage) -> list[XlaMessage]:
-    """Return the computation's parameter instructions in order of their number."""
-    found = [one for one in computation.instructions if one.opcode == "parameter"]
-    return sorted(found, key=lambda instruction: instruction.parameter_number)
+    """Return the computation's parameter instructions, ordered by number."""
+    numbered = [
+        instruction for instruction in computation.instructions if instruction.opcode == "parameter"
+    ]
+    return sorted(numbered, key=lambda instruction: instruction.parameter_number)
 
 
 def instructions(module: XlaMessage) -> Iterator[XlaMessage]:
@@ -81,21 +83,21 @@ def instructions(module: XlaMessage) -> Iterator[XlaMessage]:
 
 
 def reached(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
-    """Return the ids that a walk comes to, those it starts from included.
+    """Return the ids that are reachable in a graph, including those that the walk starts from.
 
     Args:
-        first: Where it starts.
-        following: Gives what to go on to from an id: an instruction's operands, the computations
-            that a computation calls.
+        first: Where the walk starts.
+        following: Returns the successors of an id, such as an instruction's operands or the
+            computations that a computation calls.
     """
-    found: set[int] = set()
+    visited: set[int] = set()
     waiting = list(first)
     while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting.extend(following(one))
-    return found
+        node = waiting.pop()
+        if node not in visited:
+            visited.add(node)
+            waiting.extend(following(node))
+    return visited
 
 
 def called_by(instructions: Iterable[XlaMessage]) -> Iterator[int]:
@@ -105,35 +107,35 @@ def called_by(instructions: Iterable[XlaMessage]) -> Iterator[int]:
 
 
 def called_computations(module: XlaMessage, first: Iterable[int]) -> list[XlaMessage]:
-    """Return these computations and all that they call, directly or not, in the module's order."""
+    """Return these computations and all that they call, even indirectly, in the module's order."""
     by_id = {computation.id: computation for computation in module.computations}
-    called = reached(first, lambda one: called_by(by_id[one].instructions))
+    called = reached(first, lambda computation_id: called_by(by_id[computation_id].instructions))
     return [computation for computation in module.computations if computation.id in called]
 
 
 def drop_uncalled(module: XlaMessage) -> None:
-    """Remove the computations that the entry does not call, directly or not."""
+    """Remove the computations that the entry does not call, not even indirectly."""
     kept = list(map(copy_of, called_computations(module, [module.entry_computation_id])))
     module.ClearField("computations")
     module.computations.extend(kept)
 
 
 def copy_of(message: XlaMessage) -> XlaMessage:
-    """Return a copy of a message: one that is in a list is freed with the list."""
+    """Return a copy of a message, since a message in a list is freed with the list."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
 
 
-def set_instructions(computation: XlaMessage, made: Iterable[XlaMessage]) -> None:
+def set_instructions(computation: XlaMessage, replacements: Iterable[XlaMessage]) -> None:
     """Replace a computation's instructions, some of which may be kept."""
-    copies = list(map(copy_of, made))
+    copies = list(map(copy_of, replacements))
     computation.ClearField("instructions")
     computation.instructions.extend(copies)
 
 
 def take_name(name: str, taken: set[str], mark: str = ".") -> str:
-    """Return a name that is not taken, and take it: XLA wants unique ones in the whole module."""
+    """Return a name that is not taken, and take it: names are unique in the whole module."""
     free, number = name, 0
     while free in taken:
         number += 1
@@ -143,7 +145,7 @@ def take_name(name: str, taken: set[str], mark: str = ".") -> str:
 
 
 def library_calls(module: XlaMessage) -> tuple[str, ...]:
-    """Return the targets of custom calls that a compiler put there: ``__cublas$gemm`` and such."""
+    """Return the targets of custom calls that a compiler inserted, such as ``__cublas$gemm``."""
     targets = {
         instruction.custom_call_target
         for instruction in instructions(module)
@@ -153,7 +155,7 @@ def library_calls(module: XlaMessage) -> tuple[str, ...]:
 
 
 class Editor:
-    """Make new instructions for a module, and replace those it has.
+    """Makes new instructions for a module, and replaces existing ones.
 
     Args:
         module: The HloModuleProto to edit in place.
@@ -161,7 +163,7 @@ class Editor:
 
     def __init__(self, module: XlaMessage) -> None:
         self.module = module
-        # XLA keeps the low half of an id alone where it numbers instructions again.
+        # XLA keeps only the low half of an id when it renumbers instructions.
         self._last_id = max(
             (instruction.id & _LOW_BITS for instruction in instructions(module)), default=0
         )
@@ -178,7 +180,7 @@ class Editor:
         """Return a new instruction, not yet in any computation.
 
         Args:
-            opcode: XLA's name of the operation.
+            opcode: XLA's name for the operation.
             shape: The result's ShapeProto; it is copied.
             operands: The instructions it reads, in order.
             like: The instruction it is made for, which lends its metadata and part of its name.
@@ -200,7 +202,7 @@ class Editor:
     def twin(
         self, instruction: XlaMessage, operands: Sequence[XlaMessage] | None = None
     ) -> XlaMessage:
-        """Return a copy of an instruction under another id, and on other operands if given."""
+        """Return a copy of an instruction with a new id, and with other operands if given."""
         copy = copy_of(instruction)
         new = self.new(instruction.opcode, instruction.shape, (), like=instruction)
         copy.id, copy.name = new.id, new.name
@@ -209,14 +211,14 @@ class Editor:
         return copy
 
     def new_id(self, like: XlaMessage) -> int:
-        """Return an id that no instruction has, for one of the same computation as `like`."""
+        """Return an unused id, for an instruction of the same computation as `like`."""
         self._last_id += 1
         return (like.id & ~_LOW_BITS) | self._last_id
 
     def replace_each(
         self, computation: XlaMessage, replace: Callable[[XlaMessage], Sequence[XlaMessage]]
     ) -> None:
-        """Put what `replace` returns for each instruction in its place, in order.
+        """Replace each instruction by those that `replace` returns for it, in order.
 
         The last of them usually keeps the old id, so that the users of the old value read it.
         """
@@ -227,7 +229,7 @@ class Editor:
 
 
 def verify(module: XlaMessage) -> None:
-    """Check that a module is one that XLA can read.
+    """Check that XLA can read a module.
 
     Raises:
         SnapshotError: It has no entry or root, a value is used before it is defined, an id or a
@@ -244,7 +246,7 @@ def verify(module: XlaMessage) -> None:
     entry = entry_computation(module)
     shape = module.host_program_shape
     declared = [*shape.parameters, shape.result]
-    actual = [one.shape for one in (*parameters(entry), root_instruction(entry))]
+    actual = [instruction.shape for instruction in (*parameters(entry), root_instruction(entry))]
     if list(map(_kinds, declared)) != list(map(_kinds, actual)):
         raise _malformed(entry, "does not have the parameters and result that the module declares")
 
@@ -259,11 +261,13 @@ def _verify_computation(computation: XlaMessage, parameter_counts: Mapping[int, 
     names: set[str] = set()
     for instruction in computation.instructions:
         place = f"has an instruction {instruction.name!r} that"
-        missing = [one for one in instruction.operand_ids if one not in defined]
+        missing = [operand for operand in instruction.operand_ids if operand not in defined]
         if missing:
             raise _malformed(computation, f"{place} reads {missing[0]}, which is not defined yet")
         called = list(instruction.called_computation_ids)
-        uncallable = [one for one in called if one not in parameter_counts]
+        uncallable = [
+            computation_id for computation_id in called if computation_id not in parameter_counts
+        ]
         if uncallable:
             raise _malformed(computation, f"{place} calls {uncallable[0]}, which does not exist")
         count = len(instruction.operand_ids)
@@ -296,7 +300,7 @@ def _verify_computation(computation: XlaMessage, parameter_counts: Mapping[int, 
 
 
 def _tuples_agree(instruction: XlaMessage, defined: Mapping[int, XlaMessage]) -> bool:
-    """Return whether a tuple has as many elements as what it is made of, or cut from."""
+    """Return whether a tuple has as many elements as the values that it is built or taken from."""
     length = len(instruction.shape.tuple_shapes)
     if instruction.opcode == "tuple":
         return length == len(instruction.operand_ids)
@@ -328,7 +332,7 @@ def bytes_of(shape: XlaMessage) -> int:
 
 
 def shape_text(shape: XlaMessage) -> str:
-    """Return a shape as HLO text has it: ``f32[8,16]``, ``(s32[], f32[4])``."""
+    """Return a shape as it is written in HLO text: ``f32[8,16]``, ``(s32[], f32[4])``."""
     if shape.element_type == TUPLE:
         return f"({', '.join(map(shape_text, shape.tuple_shapes))})"
     if shape.element_type == TOKEN:
@@ -354,7 +358,7 @@ def source_of(module: XlaMessage, instruction: XlaMessage) -> str:
             if not any(part in file for part in _INSTALLED):
                 return text
             innermost = innermost or text
-        # An index from a file may go round in a circle: parents come first in a whole one.
+        # An index from a damaged file may have a cycle; in a valid one, parents come first.
         frame_id = frame.parent_frame_id if frame.parent_frame_id < frame_id else 0
     if not innermost and metadata.source_file:
         return f"{metadata.source_file}:{metadata.source_line}"
@@ -365,7 +369,7 @@ def _numbered(names: Sequence[str], number: int) -> str:
     return names[number - 1] if 0 < number <= len(names) else ""
 
 
-#: These give what another array holds already.
+#: Their results are already in another array.
 _NO_ARRAYS_OF_THEIR_OWN: Final = frozenset({"bitcast", "get-tuple-element", "optimization-barrier"})
 
 
@@ -376,12 +380,12 @@ def largest_arrays(module: bytes, most: int = 3) -> list[dict[str, str | int]]:
 
     Args:
         module: A serialized HloModuleProto.
-        most: How many.
+        most: How many arrays to return at most.
 
     Returns:
         For each array its ``bytes``, its ``shape``, the ``opcode`` of the instruction that computes
-        it, and its ``source`` line, or ''. Arrays that have all of these in common are one, and
-        ``count`` says how many they are.
+        it, and its ``source`` line, or ''. Arrays that have all of these in common are one entry,
+        and ``count`` says how many there are.
     """
     parsed = parse(HloModuleProto, module, "the optimized module")
     fused = {

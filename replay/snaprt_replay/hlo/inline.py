@@ -1,8 +1,8 @@
 """Inline the calls of an HLO module, so that a program is one list.
 
-XLA's own compilers inline calls first of all, so this changes nothing of what they make of a
-module. What stays nested is what runs many times or not at all: loops, branches, and the small
-computations of `reduce`, `sort` and their like.
+XLA's own compilers inline calls first, so this does not affect the code they generate. Computations
+that run many times or not at all remain nested: loops, branches, and the small computations of
+`reduce`, `sort` and similar instructions.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from snaprt_replay.hlo.hlo_module import (
 _CALLERS_OF_STEPS = frozenset({"while", "conditional"})
 
 Scopes = Mapping[int, tuple[str, ...]]
-"""For instructions that a call brought in, by id: the names of the called computations."""
+"""The names of the called computations that inlined instructions come from, by id."""
 
 
 class Inlined(NamedTuple):
-    """Where the instructions come from that calls brought in, by their new ids."""
+    """Where the inlined instructions come from, by their new ids."""
 
-    # Which calls each was in, outermost first; an optimized module's fusions have become such calls
-    # (see `restore`).
+    # The calls that each one was in, outermost first; an optimized module's fusions have become
+    # such calls (see `restore`).
     scopes: Scopes
     origins: Mapping[int, int]  # which instruction of the called computation each is a copy of
 
 
 def inline_calls(module: XlaMessage) -> Inlined:
-    """Replace every `call` that is reached from the entry, in place, by what it calls.
+    """Replace every `call` that is reachable from the entry, in place, by what it calls.
 
-    Inlined instructions get new names where theirs are taken, the source line of the call where
-    they have none of their own, and its scope before the name of their operation.
+    Inlined instructions get new names if theirs are taken, the source line of the call if they have
+    none, and its scope before the name of their operation.
 
     Args:
-        module: An HloModuleProto that `hlo.verify` accepts. No longer called computations go.
+        module: An HloModuleProto that `hlo.verify` accepts. Uncalled computations are removed.
     """
     inlining = _Inlining(module)
     inlining.flatten(module.entry_computation_id)
@@ -51,7 +51,7 @@ def inline_calls(module: XlaMessage) -> Inlined:
 
 
 class _Inlining:
-    """The state of `inline_calls`: which computations are done, and what each name stands in."""
+    """The state of `inline_calls`: the computations done so far, and the names that are taken."""
 
     def __init__(self, module: XlaMessage) -> None:
         self.editor = Editor(module)
@@ -62,7 +62,7 @@ class _Inlining:
         self.names = {instruction.name for instruction in instructions(module)}
 
     def flatten(self, computation_id: int) -> None:
-        """Inline the calls of a computation and of the loops and branches within it."""
+        """Inline the calls of a computation and of the loops and branches in it."""
         if computation_id in self.done:
             return
         self.done.add(computation_id)
@@ -85,7 +85,7 @@ class _Inlining:
         called = self.computations[call.called_computation_ids[0]]
         self.flatten(called.id)
         now: dict[int, int] = {}
-        made = []
+        body = []
         for instruction in called.instructions:
             if instruction.opcode == "parameter":
                 now[instruction.id] = call.operand_ids[instruction.parameter_number]
@@ -99,20 +99,20 @@ class _Inlining:
             self.scopes[copy.id] = (called.name, *self.scopes.get(instruction.id, ()))
             inlined: int = instruction.id
             self.origins[copy.id] = self.origins.get(inlined, inlined)
-            made.append(copy)
+            body.append(copy)
         replaced[call.id] = now[root_instruction(called).id]
-        return made
+        return body
 
 
 def _read_instead(instruction: XlaMessage, replaced: Mapping[int, int]) -> None:
     for field in (instruction.operand_ids, instruction.control_predecessor_ids):
-        field[:] = [replaced.get(one, one) for one in field]
+        field[:] = [replaced.get(instruction_id, instruction_id) for instruction_id in field]
 
 
 def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:
     own = instruction.metadata
     outer = call.metadata.op_name
-    # What came out of a fusion has its whole name already.
+    # An instruction from a fusion already has its complete name.
     if outer and not own.op_name.startswith(outer.partition("/")[0]):
         own.op_name = "/".join(filter(None, (outer, own.op_name)))
     if not own.stack_frame_id and not own.source_file:

@@ -31,7 +31,7 @@ class NamedArray:
     """
 
     name: str  # what the user or XLA calls it, unique within its side of the case
-    value: np.ndarray  # in C order; bfloat16 and the other small types are ml_dtypes' own
+    value: np.ndarray  # in C order; bfloat16 and the other small types are those of ml_dtypes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,9 +65,9 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A module with, where they are known, the inputs it ran on and the outputs it gave.
+    """A module with, if they are known, the inputs it ran on and the outputs it returned.
 
-    Where it runs on several devices, inputs and outputs are the whole arrays.
+    If it runs on several devices, inputs and outputs are the whole arrays.
 
     Examples:
         >>> from snaprt import replay
@@ -83,32 +83,32 @@ class Case:
     inputs: tuple[NamedArray, ...] | None  # in parameter order; None: the file has none
     outputs: tuple[NamedArray, ...] | None  # as recorded; None: nothing to compare with
     parameters: tuple[Signature, ...] = ()  # what the module expects, in order
-    # What was recorded of where it ran: versions, platform, device, flags. Text.
+    # The recorded environment: versions, platform, device, flags. Text.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # XLA options it was compiled with beyond the defaults.
+    # The XLA options it was compiled with, beyond the defaults.
     compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
     devices: int = 1  # how many devices one execution runs on
-    partitioning: Partitioning | None = None  # how XLA was told to spread the module over them
-    device: int = 0  # whose copies the whole arrays hold, where the devices' copies differ
+    partitioning: Partitioning | None = None  # how XLA was told to partition the module
+    device: int = 0  # whose copies the whole arrays hold, if the devices' copies differ
     # By name, what each device held of an input whose copies differed.
     input_parts: Mapping[str, tuple[np.ndarray, ...]] = dataclasses.field(default_factory=dict)
-    # What each device held of the recorded outputs, where there are several.
+    # What each device held of the recorded outputs, if there are several.
     output_parts: tuple[ShardedArray, ...] = ()
-    # What a second run gave when it was recorded, where that differed from `outputs`.
+    # The outputs of a second run during recording, if they differed from `outputs`.
     second_outputs: tuple[NamedArray, ...] | None = None
-    files: tuple[Path, ...] = ()  # all files it was read from; empty for `path` alone
-    # Whether snaprt wrote the module itself; anything else may end a process in one of XLA's
-    # CHECKs when it is compiled.
+    files: tuple[Path, ...] = ()  # all files it was read from; empty if only `path`
+    # Whether snaprt wrote the module itself; compiling any other module may end the process with
+    # a failed CHECK in XLA.
     trusted: bool = False
     notes: tuple[str, ...] = ()  # for the reader of a comparison: a restored module, a missing file
-    graph_id: str = ""  # where snaprt recorded it
+    graph_id: str = ""  # set if snaprt recorded it
     unfinished: str = ""  # the error that ended the recording of a lazy graph, so nothing ran
 
 
 def on_one_device(case: Case) -> tuple[Case, tuple[str, ...]]:
-    """Return a case as one device runs it, and notes on whose copies of the inputs that takes.
+    """Return a case as one device runs it, and notes on whose copies of the inputs it uses.
 
-    Where the devices' copies differ, it has no recorded outputs: those came from other copies too.
+    If the devices' copies differ, it has no recorded outputs, since those depend on other copies.
     """
     if not case.input_parts:
         return case, ()
@@ -131,7 +131,7 @@ def on_one_device(case: Case) -> tuple[Case, tuple[str, ...]]:
 
 
 def name_arrays(values: Sequence[np.ndarray], prefix: str) -> tuple[NamedArray, ...]:
-    """Name arrays that have no name of their own: ``arg0``, ``arg1``, ..."""
+    """Name arrays that have no names: ``arg0``, ``arg1``, ..."""
     return tuple(
         NamedArray(f"{prefix}{index}", np.asarray(value)) for index, value in enumerate(values)
     )
@@ -152,7 +152,7 @@ class ShardedArray:
         return len({id(part) for part in self.parts}) > len(set(self.indices))
 
     def whole(self, device: int = 0) -> NamedArray:
-        """Return the whole array; of copies that differ, that of a device, else the first one's."""
+        """Return the whole array; if copies differ, that of ``device``, or of the first device."""
         if all(part.shape == self.shape for part in self.parts):
             return NamedArray(self.name, self.parts[device])
         value = np.empty(self.shape, self.parts[0].dtype)
@@ -161,7 +161,7 @@ class ShardedArray:
         return NamedArray(self.name, value)
 
     def fills_whole(self) -> bool:
-        """Return whether each element of the whole lies in one part, which is as large as it says.
+        """Return whether each element of the whole lies in one part, and parts fit their indices.
 
         Copies of one part count once.
         """
@@ -173,23 +173,23 @@ class ShardedArray:
         distinct = dict(zip(self.indices, self.parts, strict=True))
         elements = sum(part.size for part in distinct.values())
         return elements == math.prod(self.shape) and not any(
-            _overlap(one, other) for one, other in itertools.combinations(distinct, 2)
+            _overlap(first, second) for first, second in itertools.combinations(distinct, 2)
         )
 
 
-def _overlap(one: Index, other: Index) -> bool:
-    pairs = zip(one, other, strict=True)
+def _overlap(first: Index, second: Index) -> bool:
+    pairs = zip(first, second, strict=True)
     return all(max(a, c) < min(b, d) for (a, b), (c, d) in pairs)
 
 
 def _slices(index: Index) -> tuple[Any, ...]:
-    return (*(slice(*ends) for ends in index), ...)  # with the last one even a scalar is a view
+    return (*(slice(*ends) for ends in index), ...)  # the ellipsis makes even a scalar a view
 
 
 def sharded(
     name: str, shape: tuple[int, ...], parts: Sequence[np.ndarray], indices: Sequence[Index]
 ) -> ShardedArray:
-    """Return a sharded array; equal copies of the same part are made one object."""
+    """Return a sharded array; equal copies of the same part become one object."""
     known: dict[Index, list[np.ndarray]] = {}
     distinct = []
     for part, index in zip(parts, indices, strict=True):
@@ -201,18 +201,18 @@ def sharded(
     return ShardedArray(name, shape, tuple(distinct), tuple(indices))
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+def same_bits(first: np.ndarray, second: np.ndarray) -> bool:
     """Return whether two arrays have the same dtype, shape and bytes."""
-    if one is other:
+    if first is second:
         return True
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    left, right = (np.ascontiguousarray(value).reshape(-1) for value in (one, other))
+    left, right = (np.ascontiguousarray(value).reshape(-1) for value in (first, second))
     return np.array_equal(left.view(np.uint8), right.view(np.uint8))
 
 
 def parts_of_device(arrays: Iterable[ShardedArray], number: int) -> tuple[NamedArray, ...]:
-    """Return what the program's device of this number holds of each array."""
+    """Return the part of each array that the program's device ``number`` holds."""
     return tuple(NamedArray(array.name, array.parts[number]) for array in arrays)
 
 

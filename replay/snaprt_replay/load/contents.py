@@ -1,6 +1,6 @@
-"""What is in one file that can be replayed, for people who look into it; nothing is executed.
+"""The contents of one file that can be replayed, for display; nothing is executed.
 
-Unlike `load`, which gathers all that a replay needs, this shows one file alone and as it is.
+Unlike `load`, which collects everything that a replay needs, this shows a single file as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from snaprt_replay.load.snapshots import readable_module
 
 @dataclass(frozen=True, eq=False)
 class FileContents:
-    """What is in a file."""
+    """The contents of a file."""
 
     path: Path
     format: str  # one of `sniff.FORMATS`
@@ -49,14 +49,14 @@ class FileContents:
     parameters: tuple[Signature, ...]  # what the module takes
     notes: tuple[str, ...]  # what else a reader should know
     stablehlo: Callable[[], bytes]  # the module in a form that StableHLO's parser takes
-    hlo: Callable[[], str] | None  # the same as HLO text, as the file has it; None: it has none
+    hlo: Callable[[], str] | None  # the module as HLO text, as in the file; None: it has none
     arrays: Callable[[], Iterator[tuple[Role, NamedArray]]]  # one by one
 
     def array(self, name: str) -> NamedArray:
         """Return the array called ``name``.
 
         Raises:
-            SnapshotError: There is none of that name.
+            SnapshotError: There is no array with that name.
         """
         names = []
         for _, array in self.arrays():
@@ -85,10 +85,10 @@ class FileContents:
 
 
 def read(path: str | Path) -> FileContents:
-    """Open a file to look into it.
+    """Return the contents of a file.
 
     Raises:
-        SnapshotError: It cannot be read, is damaged, or is of no known format.
+        SnapshotError: It cannot be read, is damaged, or has an unknown format.
     """
     path = Path(path)
     form = sniff.sniff(path)
@@ -100,18 +100,21 @@ def read(path: str | Path) -> FileContents:
 
 
 def _of_pack(pack: Path) -> FileContents:
-    """Show both sides of the one execution in a packed file, on its first device."""
+    """Show both sides of the only execution in a packed file, on its first device."""
     first = open_snapshot(only_execution(pack))
-    sides = [one for one in (first.path, sibling_outputs(first.path)) if one is not None]
+    sides = [path for path in (first.path, sibling_outputs(first.path)) if path is not None]
     shown = [_of_snapshot(open_snapshot(path)) for path in sides]
-    others = [path.name for path in places.snapshots_in(pack) if path not in sides]
+    other_names = [path.name for path in places.snapshots_in(pack) if path not in sides]
     return dataclasses.replace(
         shown[0],
         path=pack,
         format=sniff.PACK,
-        facts={**shown[0].facts, "holds": ", ".join(one.facts["holds"] for one in shown)},
-        notes=(*shown[0].notes, *(f"also holds {name}: `snaprt ls {pack}`" for name in others)),
-        arrays=lambda: (array for one in shown for array in one.arrays()),
+        facts={**shown[0].facts, "holds": ", ".join(contents.facts["holds"] for contents in shown)},
+        notes=(
+            *shown[0].notes,
+            *(f"also holds {name}: `snaprt ls {pack}`" for name in other_names),
+        ),
+        arrays=lambda: (array for contents in shown for array in contents.arrays()),
     )
 
 
@@ -218,7 +221,7 @@ def _of_case(case: Case) -> FileContents:
 
 
 def _proto_text(path: Path, message_type: type[XlaMessage], *fields: str) -> str:
-    """Return the HLO module that a file of XLA's has in ``fields``, one inside the other."""
+    """Return the HLO module that an XLA file has in ``fields``, one inside the other."""
     message: Any = parse(message_type, path.read_bytes(), path)
     for field in fields:
         message = getattr(message, field)
@@ -232,7 +235,7 @@ def _bare_module_text(path: Path) -> str:
         return _proto_text(path, HloModuleProto)
 
 
-# As XLA wrote it, not as it was restored for replay.
+# The module as XLA wrote it, not as it was restored for replay.
 _ORIGINAL_HLO: Mapping[str, Callable[[Path], str]] = {
     sniff.HLO_TEXT: lambda path: path.read_text(),
     sniff.HLO_MODULE: _bare_module_text,
@@ -244,5 +247,5 @@ _ORIGINAL_HLO: Mapping[str, Callable[[Path], str]] = {
 
 
 def storable(value: np.ndarray) -> np.ndarray:
-    """Return an array as ``.npy`` can name it: bfloat16 and the like as unsigned integers."""
+    """Return an array with a dtype that ``.npy`` supports: bfloat16 etc. as unsigned integers."""
     return value if value.dtype.kind in "biufc" else floatbits.bit_view(value)

@@ -1,7 +1,7 @@
 """Load any file that can be replayed into a `Case`.
 
-`sniff` tells the format from the content, the table `_LOADERS` has the loader for each. A format
-that brings no inputs takes them from an ``.npz`` file or from a seeded random generator.
+`sniff` detects the format from the content, and the table `_LOADERS` has the loader for each. If a
+format has no inputs, they come from an ``.npz`` file or from a seeded random generator.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ def load(
     """Load a file for replay.
 
     Args:
-        path: A snapshot of snaprt's or XLA's, or a bare module in any form.
+        path: A snapshot of snaprt or XLA, or a bare module in any form.
         inputs: An ``.npz`` file to take the inputs from instead of the recorded ones.
-        random_seed: Draw the inputs instead, from this seed.
-        outputs: An ``.npz`` file with the results that ``inputs`` gave where they were recorded.
+        random_seed: Draw random inputs from this seed instead.
+        outputs: An ``.npz`` file with the recorded results of ``inputs``.
 
     Returns:
-        The case. Its inputs are None where the file has none and none were asked for. Recorded
-        outputs are dropped where the inputs are not the recorded ones, unless ``outputs`` has
-        others.
+        The case. Its inputs are None if the file has none and none were requested. Recorded outputs
+        are dropped if the inputs are not the recorded ones, unless ``outputs`` provides others.
 
     Raises:
-        SnapshotError: The file cannot be read, is damaged, or is of no known format.
-        UsageError: The given inputs do not fit the module.
+        SnapshotError: The file cannot be read, is damaged, or has an unknown format.
+        UsageError: The given inputs do not match the module.
 
     Examples:
         >>> from snaprt import replay

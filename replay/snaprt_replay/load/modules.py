@@ -1,4 +1,4 @@
-"""Bare modules: whether they can be read, what they take, and arrays for them."""
+"""Bare modules: whether they can be read, which inputs they take, and arrays for them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from snaprt_replay.child import child_environment
 from snaprt_replay.load.case import Case, NamedArray, Signature
 from snaprt_replay.load.restore import CALLBACKS_LEFT_OUT
 
-# Integers are drawn below this: they are mostly indices, labels and counts, and must stay inside
-# arrays that may be small.
+# Integers are drawn below this: they are mostly indices, labels and counts, and must stay in the
+# bounds of arrays that may be small.
 _RANDOM_BELOW = 8
 
 
@@ -30,13 +30,13 @@ def read_inputs(path: Path, parameters: Sequence[Signature]) -> tuple[NamedArray
     """Read a module's inputs from an ``.npz`` file.
 
     Args:
-        path: Its arrays are called ``arg0``, ``arg1``, ...; under any other names they are taken in
-            the file's order. bfloat16 and the like may be saved as NumPy saves them, as raw bytes.
+        path: Its arrays are called ``arg0``, ``arg1``, ...; with any other names they are taken in
+            the file's order. bfloat16 etc. may be saved as NumPy saves them, as raw bytes.
         parameters: What the module expects.
 
     Raises:
         SnapshotError: The file cannot be read.
-        UsageError: The arrays are not what the module expects.
+        UsageError: The arrays do not match what the module expects.
     """
     arrays = _read_npz(path)
     names = [f"arg{index}" for index in range(len(parameters))]
@@ -56,11 +56,11 @@ def read_inputs(path: Path, parameters: Sequence[Signature]) -> tuple[NamedArray
 def read_outputs(path: Path, stablehlo: bytes) -> tuple[NamedArray, ...]:
     """Read the recorded outputs of a module from an ``.npz`` file.
 
-    They keep the file's order and names. Arrays that are not what the module returns are kept as
-    they are: comparing them says how they differ.
+    They keep the file's order and names. Arrays that do not match what the module returns are kept
+    as they are: comparing them shows how they differ.
 
     Args:
-        path: bfloat16 and the like may be saved as NumPy saves them, as raw bytes.
+        path: bfloat16 etc. may be saved as NumPy saves them, as raw bytes.
         stablehlo: The module.
 
     Raises:
@@ -76,7 +76,7 @@ def read_outputs(path: Path, stablehlo: bytes) -> tuple[NamedArray, ...]:
 
 
 def _named(value: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
-    """Return an array that NumPy has saved as nameless bytes under the dtype that it had."""
+    """Return an array with its original dtype if NumPy saved it as raw bytes."""
     if dtype is not None and value.dtype.kind == "V" and value.itemsize == dtype.itemsize:
         return value.view(dtype)
     return value
@@ -129,7 +129,7 @@ def _draw(generator: np.random.Generator, expected: Signature) -> np.ndarray:
 
 
 def load_module_file(path: Path, form: str) -> Case:
-    """Load a file that is one StableHLO module, as text or bytecode.
+    """Load a file that contains one StableHLO module, as text or bytecode.
 
     Raises:
         SnapshotError: The module cannot be parsed.
@@ -148,10 +148,10 @@ def load_module_file(path: Path, form: str) -> Case:
 
 
 def without_effects(stablehlo: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """Return a module without what only its own process can do, and a note of what is left out.
+    """Return a module without what only its own process can do, and a note on what is left out.
 
     Python functions that return nothing are not called. ``main`` neither takes nor returns tokens,
-    which order effects and which no array can be. A module that cannot be parsed stays as it is.
+    which order effects and cannot be arrays. A module that cannot be parsed remains unchanged.
     """
     try:
         module = jaxapi.parse_module(stablehlo)
@@ -168,7 +168,7 @@ def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:
     """Return what a module's ``main`` expects.
 
     Raises:
-        SnapshotError: The module cannot be parsed, or takes what no array can be.
+        SnapshotError: The module cannot be parsed, or takes something that cannot be an array.
     """
     try:
         module = jaxapi.parse_module(stablehlo)
@@ -193,16 +193,17 @@ def hlo_of(case: Case) -> bytes:
         raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
 
 
-# A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.
-# These are of processor time, as a busy machine is no damage; _WAITED times as long is waited.
+# A valid module of any size is read in seconds; damaged bytecode can make MLIR loop forever. This
+# limits processor time, because a busy machine is slow too; the wall time may be _WAITED times as
+# long.
 _PARSE_SECONDS = 20
 _WAITED = 6
 
 
 def check_parses(path: Path) -> None:
-    """Raise SnapshotError if reading the module in a file ends the process that does it, or hangs.
+    """Raise SnapshotError if reading the module in a file crashes the process, or hangs.
 
-    MLIR answers some damaged bytecode so; what it answers with an error is not looked at here.
+    Some damaged bytecode has this effect in MLIR; bytecode that raises an error passes this check.
     """
     hint = "get the file again from its source"
     status = _parse_alone(path)
@@ -219,7 +220,7 @@ def check_parses(path: Path) -> None:
 
 
 def can_parse(module: bytes) -> bool:
-    """Return whether a module can be read here; MLIR prints why not, which nobody is to see."""
+    """Return whether a module can be read here, without showing what MLIR prints if it cannot."""
     with tempfile.NamedTemporaryFile(prefix="snaprt-replay-") as file:
         file.write(module)
         file.flush()
@@ -229,7 +230,7 @@ def can_parse(module: bytes) -> bool:
 def _parse_alone(path: Path) -> int:
     """Return the status of a process that reads a module: -SIGXCPU if that took too long.
 
-    A process of its own, because reading damaged bytecode may end it.
+    It is a separate process, because reading damaged bytecode may crash it.
     """
     script = [
         sys.executable,

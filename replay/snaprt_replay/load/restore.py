@@ -1,9 +1,9 @@
 """Turn an optimized HLO module back into one that XLA compiles.
 
-An HloSnapshot holds the module as the compiler's last pass left it: scheduled, fused, with a layout
-on every shape, and with `bitcast`s that mean something under those layouts alone. Here each of
-these is said again in operations that mean the same under any layout. Every value keeps its id,
-name and metadata. A module as the user wrote it passes through with little changed.
+An HloSnapshot contains the module after the compiler's last pass: scheduled, fused, with a layout
+on every shape, and with `bitcast`s that are only meaningful with those layouts. Here each of these
+is rewritten as operations that mean the same with any layout. Every value keeps its id, name and
+metadata. A module as the user wrote it changes little.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _NOTES = {
 
 @dataclasses.dataclass
 class _Restoration:
-    """What the rewriting of one module has to remember."""
+    """The state of rewriting one module."""
 
     editor: Editor
     optimized: bool
     done: set[str] = dataclasses.field(default_factory=set)
-    # Of the computation at hand: the instructions by id, and those that are no longer there.
+    # In the current computation: the instructions by id, and the removed asynchronous starts.
     known: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
     started: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
 
@@ -64,19 +64,21 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
         What was changed, in sentences for the reader of a comparison.
 
     Raises:
-        SnapshotError: The module is malformed, calls back into Python for a value, or holds an
-            operation that cannot be said without the layouts it was compiled for.
+        SnapshotError: The module is malformed, calls back into Python for a value, or has an
+            operation that cannot be expressed without the layouts it was compiled for.
     """
     verify(module)
     _refuse_exchanges(module)
     restoration = _Restoration(Editor(module), is_optimized(module))
-    # Inside out: a bitcast reads the layouts, which go last.
+    # Inside out: a bitcast reads the layouts, which are dropped last.
     for computation in module.computations:
         restoration.known = {
             instruction.id: instruction for instruction in computation.instructions
         }
         restoration.started = {}
-        restoration.editor.replace_each(computation, lambda one: _restore_one(one, restoration))
+        restoration.editor.replace_each(
+            computation, lambda instruction: _restore_one(instruction, restoration)
+        )
         computation.is_fusion_computation = False
         computation.execution_thread = ""
     _split_tuple_parameters(module, restoration)
@@ -87,14 +89,14 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
 
 
 def is_optimized(module: XlaMessage) -> bool:
-    """Return True if the compiler's late passes have been over the module."""
+    """Return whether the compiler's late passes have processed the module."""
     return module.HasField("schedule") or any(
         instruction.opcode in _ONLY_OPTIMIZED for instruction in instructions(module)
     )
 
 
 def _refuse_exchanges(module: XlaMessage) -> None:
-    """Refuse a module that takes part of its values from outside while it runs."""
+    """Reject a module that exchanges values with the outside while it runs."""
     for instruction in instructions(module):
         if instruction.opcode in _EXCHANGES:
             raise SnapshotError(
@@ -120,7 +122,7 @@ def _gives_nothing(shape: XlaMessage) -> bool:
 
 def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
     if restoration.optimized:
-        # The order it ran in, decided with the schedule.
+        # The order of execution, which the schedule determined.
         instruction.ClearField("control_predecessor_ids")
     instruction.ClearField("original_value")
     if instruction.opcode in _STATEFUL:
@@ -129,7 +131,7 @@ def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence
     if rewrite is not None:
         return rewrite(instruction, restoration)
     if restoration.optimized:
-        # How to emit the operation, decided for the layouts and the machine of the recording.
+        # How to emit the operation, chosen for the recording's layouts and machine.
         instruction.backend_config = b""
     return [instruction]
 
@@ -144,21 +146,21 @@ def _restore_fusion(fusion: XlaMessage, restoration: _Restoration) -> Sequence[X
 
 
 def _restore_bitcast(bitcast: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    """Say a bitcast without layouts.
+    """Express a bitcast without layouts.
 
-    The same bytes read under another shape: bring the operand into the order of its bytes, read
-    them as the new type, cut them into the new dimensions, and undo the order of the result.
+    A bitcast reads the same bytes with another shape: put the operand into the order of its bytes,
+    read them as the new type, reshape to the new dimensions, and undo the order of the result.
     """
     operand = restoration.known[_only_operand(bitcast)]
-    made: list[XlaMessage] = []
+    steps: list[XlaMessage] = []
 
     def step(opcode: str, shape: XlaMessage, dimensions: Sequence[int] = ()) -> None:
-        source = made[-1] if made else operand
+        source = steps[-1] if steps else operand
         if opcode == "bitcast-convert" or list(source.shape.dimensions) != list(shape.dimensions):
             pass
         elif opcode == "reshape" or list(dimensions) == list(range(len(dimensions))):
             return
-        made.append(
+        steps.append(
             restoration.editor.new(opcode, shape, [source], like=bitcast, dimensions=dimensions)
         )
 
@@ -178,21 +180,21 @@ def _restore_bitcast(bitcast: XlaMessage, restoration: _Restoration) -> Sequence
     order_back = [bytes_after.index(dimension) for dimension in range(len(bytes_after))]
     step("transpose", bitcast.shape, order_back)
     restoration.done.add("bitcast")
-    if not made:
+    if not steps:
         bitcast.opcode = "copy"
         return _restore_copy(bitcast, restoration)
-    last = made[-1]
+    last = steps[-1]
     bitcast.opcode = last.opcode
     bitcast.backend_config = b""
     for field in ("operand_ids", "dimensions"):
         bitcast.ClearField(field)
         getattr(bitcast, field).extend(getattr(last, field))
-    return [*made[:-1], bitcast]
+    return [*steps[:-1], bitcast]
 
 
 def _flat_dimensions(shape: XlaMessage, bitcast: XlaMessage) -> tuple[list[int], list[int]]:
-    """Return the dimensions before and after a bitcast-convert between types of any two widths."""
-    before, after = (ELEMENT_TYPES.get(one.element_type) for one in (shape, bitcast.shape))
+    """Return the dimensions before and after a bitcast-convert between types of any widths."""
+    before, after = (ELEMENT_TYPES.get(typed.element_type) for typed in (shape, bitcast.shape))
     counts = prod(shape.dimensions), prod(bitcast.shape.dimensions)
     if before is None or after is None or counts[0] * before.bits != counts[1] * after.bits:
         _require(False, bitcast)
@@ -213,11 +215,11 @@ def _require(holds: bool, instruction: XlaMessage) -> None:
 
 
 def _with_dimensions(shape: XlaMessage, dimensions: Sequence[int]) -> XlaMessage:
-    """Return a row-major array shape of the same element type."""
-    other = type(shape)(element_type=shape.element_type, dimensions=dimensions)
-    other.is_dynamic_dimension.extend([False] * len(dimensions))
-    other.layout.minor_to_major.extend(reversed(range(len(dimensions))))
-    return other
+    """Return a row-major array shape with the same element type."""
+    row_major = type(shape)(element_type=shape.element_type, dimensions=dimensions)
+    row_major.is_dynamic_dimension.extend([False] * len(dimensions))
+    row_major.layout.minor_to_major.extend(reversed(range(len(dimensions))))
+    return row_major
 
 
 def _restore_copy(copy: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
@@ -229,7 +231,7 @@ def _restore_copy(copy: XlaMessage, restoration: _Restoration) -> Sequence[XlaMe
 
 
 def _restore_constant(constant: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    # The elements lie in the order of the literal's own layout, which is about to go.
+    # The elements are in the order of the literal's own layout, which will be dropped.
     for leaf in literal_leaves(constant.literal):
         rank = len(leaf.shape.dimensions)
         if minor_to_major(leaf.shape) != tuple(reversed(range(rank))):
@@ -240,12 +242,14 @@ def _restore_constant(constant: XlaMessage, restoration: _Restoration) -> Sequen
 def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
     if jaxapi.is_python_callback(call.custom_call_target):
         return _leave_out(call, restoration)
-    # Its code reads and writes buffers as they lie, so the layouts it ran with are part of what it
-    # computes; its backend_config holds its arguments.
+    # Its code reads and writes raw buffers, so the layouts it ran with affect what it computes; its
+    # backend_config holds its arguments.
     if restoration.optimized and not call.constrain_layout:
         operands = [restoration.known[operand].shape for operand in call.operand_ids]
         if any(
-            not _is_row_major(leaf) for one in (*operands, call.shape) for leaf in leaf_shapes(one)
+            not _is_row_major(leaf)
+            for shape in (*operands, call.shape)
+            for leaf in leaf_shapes(shape)
         ):
             call.constrain_layout = True
             call.ClearField("operand_shapes_with_layout")
@@ -259,11 +263,11 @@ def _leave_out(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessa
     tokens = [operand for operand in operands if operand.shape.element_type == TOKEN]
     elements = call.shape.tuple_shapes if call.shape.element_type == TUPLE else [call.shape]
     new = restoration.editor.new
-    made = [new("after-all", shape, tokens, like=call) for shape in elements]
+    replacements = [new("after-all", shape, tokens, like=call) for shape in elements]
     if call.shape.element_type == TUPLE:
-        made.append(new("tuple", call.shape, made, like=call))
-    made[-1].id, made[-1].name = call.id, call.name
-    return made
+        replacements.append(new("tuple", call.shape, replacements, like=call))
+    replacements[-1].id, replacements[-1].name = call.id, call.name
+    return replacements
 
 
 def _start(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
@@ -324,32 +328,36 @@ _REWRITES: Mapping[str, _Rewrite] = {
 def _split_tuple_parameters(module: XlaMessage, restoration: _Restoration) -> None:
     """Give the entry computation one array parameter for each element of a tuple parameter."""
     entry = entry_computation(module)
-    if all(one.shape.element_type != TUPLE for one in parameters(entry)):
+    if all(parameter.shape.element_type != TUPLE for parameter in parameters(entry)):
         return
     restoration.done.add("tuple")
     next_number = 0
-    made_for: dict[int, list[XlaMessage]] = {}
+    replacements_of: dict[int, list[XlaMessage]] = {}
     for parameter in parameters(entry):
         if parameter.shape.element_type != TUPLE:
             parameter.parameter_number = next_number
             next_number += 1
             continue
-        made: list[XlaMessage] = []
+        replacements: list[XlaMessage] = []
         for shape in parameter.shape.tuple_shapes:
             if shape.element_type == TUPLE:
                 raise SnapshotError(
                     f"Module {module.name!r} has a parameter that is a tuple of tuples.",
                     hint="Record the program with snaprt instead.",
                 )
-            made.append(restoration.editor.new("parameter", shape, [], like=parameter))
-            made[-1].parameter_number = next_number
+            replacements.append(restoration.editor.new("parameter", shape, [], like=parameter))
+            replacements[-1].parameter_number = next_number
             next_number += 1
-        made.append(restoration.editor.new("tuple", parameter.shape, made, like=parameter))
-        made[-1].id, made[-1].name = parameter.id, parameter.name
-        made_for[parameter.id] = made
-    restoration.editor.replace_each(entry, lambda one: made_for.get(one.id, [one]))
+        replacements.append(
+            restoration.editor.new("tuple", parameter.shape, replacements, like=parameter)
+        )
+        replacements[-1].id, replacements[-1].name = parameter.id, parameter.name
+        replacements_of[parameter.id] = replacements
+    restoration.editor.replace_each(
+        entry, lambda instruction: replacements_of.get(instruction.id, [instruction])
+    )
     for program_shape in (entry.program_shape, module.host_program_shape):
-        shapes = [one.shape for one in parameters(entry)]
+        shapes = [parameter.shape for parameter in parameters(entry)]
         program_shape.ClearField("parameters")
         program_shape.ClearField("parameter_names")
         program_shape.parameters.extend(shapes)
@@ -366,7 +374,7 @@ def _drop_layouts(module: XlaMessage, restoration: _Restoration) -> None:
             if not _is_row_major(leaf):
                 restoration.done.add("layout")
             rank = len(leaf.dimensions)
-            # Cleared whole: tiles, memory spaces and element sizes belong to one device.
+            # Cleared completely: tiles, memory spaces and element sizes belong to one device.
             leaf.ClearField("layout")
             if leaf.element_type in ELEMENT_TYPES:
                 leaf.layout.minor_to_major.extend(reversed(range(rank)))
@@ -375,7 +383,10 @@ def _drop_layouts(module: XlaMessage, restoration: _Restoration) -> None:
         for instruction in computation.instructions:
             if not instruction.constrain_layout:
                 default(instruction.shape)
-    programs = [*(one.program_shape for one in module.computations), module.host_program_shape]
+    programs = [
+        *(computation.program_shape for computation in module.computations),
+        module.host_program_shape,
+    ]
     for program in programs:
         for shape in (*program.parameters, program.result):
             default(shape)

@@ -1,4 +1,4 @@
-"""Load snaprt's own snapshots: of one device, of several, redacted, or of a newer jaxlib."""
+"""Load snaprt's own snapshots: of one device or several, redacted, or from a newer jaxlib."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from snaprt_replay.load.modules import can_parse, module_parameters, without_eff
 
 
 def load_snapshot(path: Path) -> Case:
-    """Load the execution that a snapshot is of, with the files beside it.
+    """Load the execution that a snapshot records, with the files next to it.
 
     Raises:
-        SnapshotError: A file is damaged, missing, or of another execution.
+        SnapshotError: A file is damaged, missing, or from a different execution.
     """
     file = open_snapshot(path)
     several = len(file.manifest.execution.devices) > 1
@@ -56,15 +56,15 @@ def _of_one_device(file: SnapshotFile) -> Case:
     inputs = _arrays(open_snapshot(inputs_path), "inputs") if inputs_path else None
     outputs = None
     if outputs_path is not None:
-        other = open_snapshot(outputs_path)
-        why = contradiction(execution, other.manifest.execution)
+        outputs_file = open_snapshot(outputs_path)
+        why = contradiction(execution, outputs_file.manifest.execution)
         if why:
             raise SnapshotError(
                 f"{path} and {outputs_path.name} are from different executions "
                 f"({outputs_path.name}: {why})",
                 hint="one of them was renamed or overwritten; record again",
             )
-        outputs = _arrays(other, "outputs")
+        outputs = _arrays(outputs_file, "outputs")
     second_path = sibling_second_outputs(inputs_path) if inputs_path and outputs_path else None
     second = None
     if second_path is not None:
@@ -76,14 +76,14 @@ def _of_one_device(file: SnapshotFile) -> Case:
 
 
 def _of_devices(file: SnapshotFile) -> Case:
-    """Join what the devices of one execution left in one folder."""
+    """Join the files that the devices of one execution wrote into one folder."""
     execution = file.manifest.execution
     files: list[Path] = []
     arrays: dict[schema.Role, tuple[ShardedArray, ...]] = {}
     for role in schema.ROLES:
         if file.role == role or has_any(file, role):
             joined = files_of_devices(file, role)
-            files += [one.path for one in joined]
+            files += [part_file.path for part_file in joined]
             arrays[role] = tuple(_joined_array(joined, name) for name in joined[0].array_names)
     inputs, outputs = arrays.get("inputs"), arrays.get("outputs")
     devices = list(execution.devices)
@@ -105,7 +105,7 @@ def _of_devices(file: SnapshotFile) -> Case:
     second = None
     if outputs is not None and has_any(file, "outputs", 2):
         joined = files_of_devices(file, "outputs", 2)
-        files += [one.path for one in joined]
+        files += [part_file.path for part_file in joined]
         second = tuple(_joined_array(joined, name).whole(device) for name in joined[0].array_names)
     return dataclasses.replace(
         _case(file, _wholes(inputs, device), _wholes(outputs, device), [*notes, *_findings(file)]),
@@ -120,7 +120,7 @@ def _of_devices(file: SnapshotFile) -> Case:
 
 
 def _findings(file: SnapshotFile) -> list[str]:
-    """Return what running the execution again showed when it was recorded."""
+    """Return what re-checking the execution showed when it was recorded."""
     recheck = file.manifest.execution.recheck
     return [] if recheck is None else [f"re-checked during recording: {recheck.finding}"]
 
@@ -131,7 +131,7 @@ def _case(
     outputs: tuple[NamedArray, ...] | None,
     notes: Sequence[str],
 ) -> Case:
-    module, made = readable_module(file)
+    module, conversion = readable_module(file)
     left_out: tuple[str, ...] = ()
     if b"callback" in module:
         module, left_out = without_effects(module)
@@ -150,12 +150,12 @@ def _case(
         environment=recorded_environment(file),
         graph_id=file.manifest.execution.graph_id,
         trusted=True,
-        notes=(*notes, *made, *left_out),
+        notes=(*notes, *conversion, *left_out),
     )
 
 
 def _as_redacted(case: Case, file: SnapshotFile) -> Case:
-    """Return a case that says what was taken out of its file, without outputs that mean nothing."""
+    """Return a case with notes on what was redacted, and without meaningless outputs."""
     redacted = file.manifest.execution.redacted
     if not redacted:
         return case
@@ -183,7 +183,7 @@ def _wholes(arrays: Sequence[ShardedArray] | None, device: int) -> tuple[NamedAr
 
 
 def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
-    """Read one array's parts; copies with one digest are read once."""
+    """Read one array's parts; copies with the same digest are read once."""
     known: dict[tuple[str, str], np.ndarray] = {}
     parts, indices = [], []
     for file in files:
@@ -196,7 +196,7 @@ def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
                 f"{file.path} does not say which part of {name} it holds",
                 hint="it was written before format 1.1; record the execution again",
             )
-        # Without a digest its values were left out, and are drawn anew: the same for each copy.
+        # Without a digest its values were omitted and are drawn at random, equal for each copy.
         same = (record.digest, str(index))
         if same not in known:
             known[same] = file.array(name)
@@ -225,13 +225,13 @@ def _partitioning(file: SnapshotFile) -> jaxapi.Partitioning:
 
 
 def readable_module(file: SnapshotFile) -> tuple[bytes, tuple[str, ...]]:
-    """Return a snapshot's module in a form that the jaxlib here understands.
+    """Return a snapshot's module in a form that the installed jaxlib can read.
 
-    StableHLO promises that a reader understands what older ones wrote, not the reverse: a newer
-    jaxlib may write an operation in a form that is not known here. The file has it as HLO too.
+    StableHLO is only backward compatible: a newer jaxlib may write an operation in a form that the
+    installed one does not know. The file also contains the module as HLO.
 
     Returns:
-        The module as `jaxapi.parse_module` takes it, and a note where it is not as it was written.
+        The module as `jaxapi.parse_module` takes it, and a note if it is not as it was written.
 
     Raises:
         SnapshotError: There is no such form.
@@ -258,7 +258,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def recorded_environment(file: SnapshotFile) -> Mapping[str, str]:
-    """Return what a snapshot says of where it was recorded, as in `Case.environment`."""
+    """Return the environment that a snapshot was recorded in, as in `Case.environment`."""
     execution, proof = file.manifest.execution, file.manifest.proof
     return {
         **execution.versions,

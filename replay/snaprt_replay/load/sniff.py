@@ -1,6 +1,6 @@
-"""Tell what a file is from its content.
+"""Detect the format of a file from its content.
 
-Names of files are for people: a dump that someone renamed is still recognized.
+File names do not matter: a renamed dump is still recognized.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def sniff(path: Path) -> str:
     """Return the name of the format of the file at ``path``, one of this module's constants.
 
     Raises:
-        SnapshotError: It cannot be read, or is none of the formats that can be replayed.
+        SnapshotError: It cannot be read, or has no format that can be replayed.
     """
     if places.pack_of(path) is not None:
-        return SNAPSHOT  # nothing else lies in a packed file that can be replayed
+        return SNAPSHOT  # a packed file contains nothing else that can be replayed
     try:
         with path.open("rb") as file:
             empty = not os.fstat(file.fileno()).st_size
-            # Not closed by hand: views of it may outlive this call.
+            # Not closed explicitly: views of it may outlive this call.
             content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise SnapshotError(
@@ -85,15 +85,15 @@ _COMMENTS = re.compile(r"(\s+|//[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
 
 
 def _text(head: bytes) -> str:
-    """Return the head of a text file after white space and comments; "" if it is not text."""
+    """Return the head of a text file after whitespace and comments; "" if it is not text."""
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # not merely a character that the head cuts in two
+        if error.start < len(head) - 4:  # not just a character that the end of the head splits
             return ""
         text = head[: error.start].decode("utf-8")
-    found = _COMMENTS.match(text)
-    return text[found.end() if found else 0 :]
+    match = _COMMENTS.match(text)
+    return text[match.end() if match else 0 :]
 
 
 def _is_hlo_text(head: bytes) -> bool:
@@ -108,7 +108,7 @@ def _is_mlir_text(head: bytes) -> bool:
 
 
 def _first(message: memoryview | None, number: int) -> memoryview | None:
-    """Return the first length-delimited field of that number; None if it is not there."""
+    """Return the first length-delimited field with that number; None if there is none."""
     if message is None:
         return None
     try:
@@ -121,7 +121,7 @@ def _first(message: memoryview | None, number: int) -> memoryview | None:
 
 
 def _is_module(message: memoryview | None) -> bool:
-    """Tell an HloModuleProto: name (1), entry computation's name (2), computations (3)."""
+    """Return whether it has an HloModuleProto's name (1), entry name (2) and computations (3)."""
     names = _first(message, 1), _first(message, 2)
     return all(map(_is_name, names)) and _is_name(_first(_first(message, 3), 1))
 
@@ -150,7 +150,7 @@ _FORMATS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (HLO_TEXT, _is_hlo_text),
     (MLIR_TEXT, _is_mlir_text),
 )
-# In this order: the first that matches.
+# The first that matches, in this order.
 _PROTO_FORMATS: Final[tuple[tuple[str, Callable[[memoryview], bool]], ...]] = (
     (HLO_SNAPSHOT, _is_hlo_snapshot),
     (HLO_UNOPTIMIZED_SNAPSHOT, _is_unoptimized_snapshot),

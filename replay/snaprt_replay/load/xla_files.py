@@ -1,14 +1,14 @@
 """Read the files that XLA itself dumps.
 
-For the module called ``module_NNNN.NAME`` an execution leaves in the folder of ``--xla_dump_to``
+For a module named ``module_NNNN.NAME``, an execution writes to the folder of ``--xla_dump_to``
 
-- ``.snapshot.FINGERPRINT.pb``, with ``--xla_dump_hlo_snapshots``: an HloSnapshot, that is the
+- ``.snapshot.FINGERPRINT.pb``, with ``--xla_dump_hlo_snapshots``: an HloSnapshot, that is, the
   optimized module, the arguments and the results;
-- ``.execution_NNNN.hlo_unoptimized_snapshot.pb``, with ``--xla_dump_hlo_unoptimized_snapshots`` and
-  in place of the former: the module before optimization and the arguments, no results. Two runs of
-  one program can leave both in one folder.
+- ``.execution_NNNN.hlo_unoptimized_snapshot.pb``, with ``--xla_dump_hlo_unoptimized_snapshots``,
+  instead of the former: the module before optimization and the arguments, no results. Two runs of
+  one program can write both into one folder.
 
-With ``--xla_dump_hlo_as_proto`` its compilation leaves ``.before_optimizations.hlo.pb`` too.
+With ``--xla_dump_hlo_as_proto``, compilation also writes ``.before_optimizations.hlo.pb``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Arrays = tuple[np.ndarray, ...]
 def load_hlo_snapshot(path: Path) -> Case:
     """Load an HloSnapshot: the optimized module, the arguments and the results of one execution.
 
-    Where an unoptimized snapshot of the same execution lies beside it, the module is that one's:
+    If an unoptimized snapshot of the same execution is next to it, the module is taken from there:
     it is the program as the user wrote it, which any device can compile.
 
     Raises:
@@ -75,7 +75,7 @@ def load_hlo_snapshot(path: Path) -> Case:
 def load_unoptimized_snapshot(path: Path) -> Case:
     """Load an HloUnoptimizedSnapshot: the module before optimization, and the arguments.
 
-    Where the HloSnapshot of the same execution lies beside it, the results are that one's.
+    If the HloSnapshot of the same execution is next to it, the results are taken from there.
 
     Raises:
         SnapshotError: The file is damaged or foreign, ran on several devices, or its module cannot
@@ -91,13 +91,13 @@ def load_unoptimized_snapshot(path: Path) -> Case:
     arguments = snapshot.partitions[0].arguments if snapshot.partitions else []
     inputs, unread = _arguments(arguments, path)
     outputs: _Arrays | None = None
-    told = "XLA records no results with an unoptimized module"
-    for other in _beside(path, ".snapshot.*.pb"):
-        results = _results_of_same_execution(other, snapshot.hlo_module.name, inputs or ())
+    note = "XLA records no results with an unoptimized module"
+    for neighbor in _beside(path, ".snapshot.*.pb"):
+        results = _results_of_same_execution(neighbor, snapshot.hlo_module.name, inputs or ())
         if results is not None:
-            outputs, told = results, f"the results are those of {other.name}"
+            outputs, note = results, f"the results are those of {neighbor.name}"
             break
-    form, notes = sniff.HLO_UNOPTIMIZED_SNAPSHOT, (told, *unread)
+    form, notes = sniff.HLO_UNOPTIMIZED_SNAPSHOT, (note, *unread)
     return _load(path, form, snapshot.hlo_module, notes, inputs, outputs)
 
 
@@ -125,7 +125,7 @@ def load_hlo_text(path: Path) -> Case:
     """Load a module written as HLO text: ``HloModule NAME, ...``.
 
     Raises:
-        SnapshotError: XLA's parser refuses the text, or constants were left out of it.
+        SnapshotError: XLA's parser rejects the text, or constants are missing from it.
     """
     try:
         text = _read(path).decode()
@@ -174,7 +174,7 @@ def _arrays(literals: Iterable[XlaMessage], path: Path, what: str = "argument") 
 
 
 def _arguments(literals: Sequence[XlaMessage], path: Path) -> tuple[_Arrays | None, Sequence[str]]:
-    unread = [str(n) for n, one in enumerate(literals) if not one.shape.element_type]
+    unread = [str(n) for n, literal in enumerate(literals) if not literal.shape.element_type]
     if not unread:
         return _arrays(literals, path), ()
     return None, [
@@ -200,24 +200,24 @@ def _recorded_results(snapshot: XlaMessage, path: Path) -> tuple[_Arrays | None,
 def _module_of_snapshot(
     path: Path, snapshot: XlaMessage, inputs: _Arrays
 ) -> tuple[XlaMessage, Sequence[str]]:
-    """Return the best module there is for an HloSnapshot, and where it is from."""
+    """Return the best available module for an HloSnapshot, and a note on where it is from."""
     own = snapshot.hlo.hlo_module
-    for other in _beside(path, ".execution_*.hlo_unoptimized_snapshot.pb"):
-        found = _parse_if_possible(HloUnoptimizedSnapshot, other)
+    for neighbor in _beside(path, ".execution_*.hlo_unoptimized_snapshot.pb"):
+        unoptimized = _parse_if_possible(HloUnoptimizedSnapshot, neighbor)
         if (
-            found is not None
-            and found.hlo_module.name == own.name
-            and len(found.partitions) == 1
-            and _have_same_bits(found.partitions[0].arguments, inputs)
+            unoptimized is not None
+            and unoptimized.hlo_module.name == own.name
+            and len(unoptimized.partitions) == 1
+            and _have_same_bits(unoptimized.partitions[0].arguments, inputs)
         ):
-            return found.hlo_module, [f"using the unoptimized module of {other.name}"]
+            return unoptimized.hlo_module, [f"using the unoptimized module of {neighbor.name}"]
     libraries = library_calls(own)
     if not libraries:
         return own, []
-    for other in _beside(path, ".before_optimizations.hlo.pb"):
-        found = _parse_if_possible(HloProto, other)
-        if found is not None and _same_signature(found.hlo_module, own):
-            return found.hlo_module, [f"using the unoptimized module of {other.name}"]
+    for neighbor in _beside(path, ".before_optimizations.hlo.pb"):
+        unoptimized = _parse_if_possible(HloProto, neighbor)
+        if unoptimized is not None and _same_signature(unoptimized.hlo_module, own):
+            return unoptimized.hlo_module, [f"using the unoptimized module of {neighbor.name}"]
     return own, [
         f"the optimized module calls device libraries ({', '.join(libraries)}): it replays only "
         f"on {snapshot.execution_platform or 'such a device'}. To dump the module before "
@@ -238,11 +238,13 @@ def _results_of_same_execution(path: Path, name: str, inputs: _Arrays) -> _Array
 
 def _beside(path: Path, ending: str) -> Sequence[Path]:
     """Return the files of the same module in the same folder, as XLA names them."""
-    found = _MODULE_PREFIX.match(path.name)
-    if found is None:
+    match = _MODULE_PREFIX.match(path.name)
+    if match is None:
         return ()
-    pattern = re.compile(re.escape(found[0]) + re.escape(ending).replace(r"\*", "[^.]*"))
-    return sorted(one for one in path.parent.iterdir() if pattern.fullmatch(one.name))
+    pattern = re.compile(re.escape(match[0]) + re.escape(ending).replace(r"\*", "[^.]*"))
+    return sorted(
+        candidate for candidate in path.parent.iterdir() if pattern.fullmatch(candidate.name)
+    )
 
 
 _MODULE_PREFIX = re.compile(
@@ -252,35 +254,35 @@ _MODULE_PREFIX = re.compile(
 
 
 def _parse_if_possible(message_type: type[XlaMessage], path: Path) -> XlaMessage | None:
-    # A neighbor is a help, never a reason to fail.
+    # A neighbor may help, but is never a reason to fail.
     try:
         return parse(message_type, _read(path), path)
     except SnapshotError:
         return None
 
 
-def _have_same_bits(literals: Iterable[XlaMessage], others: Sequence[np.ndarray]) -> bool:
+def _have_same_bits(literals: Iterable[XlaMessage], arrays: Sequence[np.ndarray]) -> bool:
     try:
         values = [
             literal_to_array(leaf) for literal in literals for leaf in literal_leaves(literal)
         ]
     except SnapshotError:
         return False
-    return len(values) == len(others) and all(map(same_bits, values, others))
+    return len(values) == len(arrays) and all(map(same_bits, values, arrays))
 
 
-def _same_signature(one: XlaMessage, other: XlaMessage) -> bool:
+def _same_signature(first: XlaMessage, second: XlaMessage) -> bool:
     def signature(module: XlaMessage) -> object:
         shapes = (*module.host_program_shape.parameters, module.host_program_shape.result)
         return module.name, [
             (leaf.element_type, *leaf.dimensions) for shape in shapes for leaf in leaf_shapes(shape)
         ]
 
-    return signature(one) == signature(other)
+    return signature(first) == signature(second)
 
 
 def _environment(path: Path) -> dict[str, str]:
-    """Return the XLA flags that differed from their defaults, if XLA wrote them beside the file."""
+    """Return the XLA flags that differ from their defaults, if XLA dumped them with the file."""
     for options in _beside(path, ".debug_options"):
         lines = options.read_text(errors="replace").splitlines()
         flags = [_FLAG.sub(r"--\1=\2", line.strip()) for line in lines if _FLAG.match(line.strip())]
@@ -293,7 +295,7 @@ _FLAG = re.compile(r'(\w+): *"?(.*?)"?$')
 
 @contextlib.contextmanager
 def _naming(path: Path, value: str = "") -> Iterator[None]:
-    """Put the names of the file and of a value before an error's message that lacks them."""
+    """Prepend the names of the file and of a value to the message of an error that lacks them."""
     try:
         yield
     except SnapshotError as error:
@@ -334,7 +336,7 @@ def _load(
             # XLA writes a token as an array without elements.
             inputs = tuple(itertools.compress(inputs, are_arrays))
         _check_inputs(path, inputs, signature)
-    made = [f"for replay, {'; '.join(changes)}"] if changes else []
+    conversion = [f"for replay, {'; '.join(changes)}"] if changes else []
     return Case(
         path=path,
         format=form,
@@ -344,7 +346,7 @@ def _load(
         outputs=None if outputs is None else name_arrays(outputs, "out"),
         parameters=tuple(signature),
         environment={**(environment or {}), **_environment(path)},
-        notes=(*notes, *made),
+        notes=(*notes, *conversion),
     )
 
 

@@ -1,1 +1,1 @@
-"""Make the program that shows a failure as small as it gets; `pipeline` has the whole way."""
+"""Make the program that shows a failure as small as possible; `pipeline` is the entry point."""

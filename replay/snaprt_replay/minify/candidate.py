@@ -22,17 +22,17 @@ class Candidate:
     """One program on its way to becoming small."""
 
     # An HloModuleProto, flat (see `inline`), whose entry takes arrays and returns a tuple of
-    # arrays. A second one where the reference side runs another program: then both take and return
-    # the same.
+    # arrays. A second module if the reference side runs a different program: both then have the
+    # same parameters and outputs.
     modules: tuple[XlaMessage, ...]
     inputs: tuple[np.ndarray, ...]  # one array for each parameter
-    # How the suspect and the reference side run it; empty where that is not to change.
+    # How the suspect and the reference side run it; empty to leave that unchanged.
     variants: tuple[Variant, ...] = ()
-    # The outputs it should have, where they are known and no reference side runs.
+    # The expected outputs, if they are known and no reference side runs.
     expected: tuple[np.ndarray, ...] | None = None
-    change: str = ""  # what made it of the program before, in words
+    change: str = ""  # how it differs from the previous program, in words
     view: str = ""  # the name of the view that made it
-    grain: int = 0  # how much the view took at a time; it goes on from there
+    grain: int = 0  # how much the view removed at a time; the view continues from there
 
     @functools.cached_property
     def contents(self) -> tuple[bytes, ...]:
@@ -45,16 +45,16 @@ class Candidate:
 
     @functools.cached_property
     def key(self) -> str:
-        """Return a digest that candidates share which run alike."""
-        found = hashlib.blake2b(digest_size=16)
+        """Return a digest that is the same for candidates that run the same way."""
+        digest = hashlib.blake2b(digest_size=16)
         for content in self.contents:
-            found.update(hashlib.blake2b(content).digest())
+            digest.update(hashlib.blake2b(content).digest())
         for variant in self.variants:
-            found.update(repr(dataclasses.replace(variant, text="")).encode())
+            digest.update(repr(dataclasses.replace(variant, text="")).encode())
         for array in (*self.inputs, *(self.expected or ())):
-            found.update(f"{array.dtype.name}{array.shape}".encode())
-            found.update(np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()
+            digest.update(f"{array.dtype.name}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     @property
     def instructions(self) -> int:
@@ -63,7 +63,7 @@ class Candidate:
 
     @property
     def length(self) -> str:
-        """How many instructions that are, in words."""
+        """Return the number of instructions, in words."""
         return f"{self.instructions:,} instruction{'' if self.instructions == 1 else 's'}"
 
     @functools.cached_property
@@ -74,12 +74,12 @@ class Candidate:
 
 
 def count_instructions(module: XlaMessage) -> int:
-    """Count the instructions that compute something, those of loops and branches too.
+    """Count the instructions that compute something, including those in loops and branches.
 
-    Parameters, constants, and what only packs tuples do not count, nor do the small computations
-    that a reduction, a sort and their like apply to elements.
+    Parameters, constants, and instructions that only pack or unpack tuples do not count. Neither do
+    the small computations that reductions, sorts and similar instructions apply to elements.
     """
-    by_id = {one.id: one for one in module.computations}
+    by_id = {computation.id: computation for computation in module.computations}
 
     def count(computation: XlaMessage) -> int:
         total = 0
@@ -102,7 +102,7 @@ def changed(
     variants: Sequence[Variant] | None = None,
     grain: int = 0,
 ) -> Candidate:
-    """Return a candidate that differs from ``base`` in what is given."""
+    """Return a copy of ``base`` with the given parts replaced."""
     return dataclasses.replace(
         base,
         modules=base.modules if modules is None else tuple(modules),

@@ -1,9 +1,9 @@
-"""What counts as the failure, and as still the same one; asked of several candidates at a time.
+"""Decide whether a candidate shows the failure, and whether it is still the same failure.
 
-A check looks at a candidate and says what it sees as a `Symptom`: the class of the failure, its
-size, its message. What is seen in a smaller program must fit what was seen in the first one, or
-the search would slip from the bug that was asked for to another. A failure that does not always
-show counts as shown where it is seen in so many of so many looks.
+A check looks at a candidate and returns what it sees as a `Symptom`: the class of the failure, its
+size and its message. The symptom of a smaller program must match that of the first program, or the
+search would drift from the requested bug to another one. An intermittent failure counts if it shows
+in a minimum number of a given number of looks. Several candidates are judged at the same time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from snaprt_replay.run.workers import Outcome
 
 CheckName = Literal["mismatch", "nan", "crash", "slow-compile", "command"]
 
-# A program of which a part is left, or a corner of an array, has not the same error as the whole;
-# but one that has less than this share of it shows rounding, not the bug.
+# A part of a program, or a corner of an array, does not have the same error as the whole, but an
+# error smaller than this share of the original one is rounding, not the bug.
 _KEPT_SHARE: Final = 0.03
 _LARGE_ERROR: Final = 1e4
 _SKIP: Final = 125
@@ -49,23 +49,23 @@ class Symptom:
     message: str = ""  # what XLA said, without what changes from run to run
 
     def __str__(self) -> str:
-        told = [self.what]
+        parts = [self.what]
         if 0 < self.error < math.inf:
-            told.append(f"{self.error:.3g} times the tolerance")
+            parts.append(f"{self.error:.3g} times the tolerance")
         if self.message:
-            told.append(self.message)
-        return ", ".join(told)
+            parts.append(self.message)
+        return ", ".join(parts)
 
 
 class UnjudgedError(Exception):
-    """A candidate of which it cannot be told whether it fails. It never leaves this package."""
+    """It cannot be determined whether a candidate fails. Never raised out of this package."""
 
 
 class RunCandidate(Protocol):
     """Start a candidate on one side."""
 
     def __call__(self, candidate: Candidate, side: int) -> Future[Outcome]:
-        """Return the outcome to come of side 0, the suspect, or 1, the reference."""
+        """Return the future outcome of side 0, the suspect, or 1, the reference."""
         ...
 
 
@@ -78,24 +78,24 @@ class Check:
     """One kind of failure."""
 
     name: CheckName  # what the user calls it
-    # Looks at a candidate once; None if it does not fail. Raises UnjudgedError where that cannot be
-    # told.
+    # Looks at a candidate once; None if it does not fail. Raises UnjudgedError if that cannot be
+    # determined.
     see: Callable[[Candidate, RunCandidate], Symptom | None]
     # Returns whether what is seen is still the first failure.
     persists: Callable[[Symptom, Symptom], bool] = _is_same
-    seconds: float = 0.0  # how long compiling may take, where that is the failure
+    seconds: float = 0.0  # how long compiling may take, if the failure is slow compilation
 
 
 def _see_mismatch(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     running = [run(candidate, 0)]
     if candidate.expected is None:
         running.append(run(candidate, 1))
-    got, *rest = [one.result() for one in running]
-    right = rest[0].outputs if rest else candidate.expected
+    got, *reference = [future.result() for future in running]
+    right = reference[0].outputs if reference else candidate.expected
     if right is None or got.outputs is None or len(right) != len(got.outputs):
         raise UnjudgedError
     pairs = zip(right, got.outputs, strict=True)
-    error = max((error_between(one, other) for one, other in pairs), default=0.0)
+    error = max((error_between(expected, actual) for expected, actual in pairs), default=0.0)
     if error <= 1.0:
         return None
     misplaced = "a NaN or an infinity where there should be none, or none where there should be one"
@@ -122,11 +122,11 @@ def _see_crash(candidate: Candidate, run: RunCandidate) -> Symptom | None:
 
 
 MISMATCH: Final = Check("mismatch", _see_mismatch, _is_as_wrong)
-"""The suspect's outputs are not those of the reference side, or not the expected ones."""
+"""The suspect's outputs differ from those of the reference side, or from the expected ones."""
 NONFINITE: Final = Check("nan", _see_nonfinite)
-"""A NaN, or an infinity, comes out where none goes in."""
+"""The outputs contain a NaN or an infinity, but the inputs do not."""
 CRASH: Final = Check("crash", _see_crash)
-"""The suspect gives no outputs: it crashes, is refused, fails, hangs, or has no memory."""
+"""The suspect returns no outputs: it crashes, is rejected, fails, hangs, or runs out of memory."""
 
 
 def slow_compile(seconds: float) -> Check:
@@ -144,13 +144,13 @@ def slow_compile(seconds: float) -> Check:
 
 
 def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> Check:
-    """Return the check that a command of the user's says so, by a status as in ``git bisect run``.
+    """Return the check that runs a user's command, with exit statuses as in ``git bisect run``.
 
-    It raises UsageError where a status is over 127: git bisect gives up then too.
+    The check raises UsageError if a status is over 127, where git bisect stops too.
 
     Args:
-        words: What to run; ``{}`` stands for the candidate's file, which else comes last.
-        write: Writes a candidate into a folder, and returns the file that the command is given.
+        words: The command; ``{}`` stands for the candidate's file, which otherwise comes last.
+        write: Writes a candidate into a folder, and returns the file to pass to the command.
     """
 
     def see(candidate: Candidate, run: RunCandidate) -> Symptom | None:
@@ -187,24 +187,24 @@ class Patience:
     """How long to look."""
 
     repeat: int = 1  # how often to look at a candidate at most
-    needed: int = 1  # in how many of the looks the failure must be seen
+    needed: int = 1  # in how many of the looks the failure must show
     # Seconds after which no further candidate is looked at; None for no limit.
     budget: float | None = None
-    jobs: int = 2  # how many candidates to look at at the same time
+    jobs: int = 2  # how many candidates to look at simultaneously
 
 
 class Judge:
-    """Answers about candidates.
+    """Decides whether candidates fail.
 
     Args:
         check: What to look for.
         run: How candidates are run.
-        patience: See there.
+        patience: How long to look.
 
     Attributes:
         symptom: What the failure looks like; None until `look_first` has seen it.
         asked: How many different candidates were looked at.
-        passing: Those that pass and were made of the last program that fails.
+        passing: The candidates that pass and were made from the last program that fails.
     """
 
     def __init__(self, check: Check, run: RunCandidate, patience: Patience) -> None:
@@ -226,14 +226,14 @@ class Judge:
 
     @property
     def seconds(self) -> float:
-        """Return the time since the judge began."""
+        """Return the time since the judge was created."""
         return time.perf_counter() - self._started
 
     def look_first(self, candidate: Candidate) -> Symptom | None:
         """Look at a program without knowing what its failure looks like.
 
         Returns:
-            What was seen most often; None if it was in fewer looks than are needed.
+            The most frequent symptom; None if fewer looks than needed showed a failure.
         """
         looks = [self._look(candidate) for _ in range(self.patience.repeat)]
         seen = [look for look in looks if isinstance(look, Symptom)]
@@ -247,13 +247,16 @@ class Judge:
         self._answers.clear()
 
     def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """Return the first of some candidates that still fails; several are looked at at a time.
+        """Return the first candidate that still fails; several are judged at the same time.
 
         Raises:
-            BudgetSpentError: Before it was found.
+            BudgetSpentError: The time ran out before such a candidate was found.
         """
         source = iter(candidates)
-        waiting = [(one, self._start(one)) for one in itertools.islice(source, self.patience.jobs)]
+        waiting = [
+            (candidate, self._start(candidate))
+            for candidate in itertools.islice(source, self.patience.jobs)
+        ]
         try:
             while waiting:
                 candidate, future = waiting.pop(0)
@@ -265,7 +268,9 @@ class Judge:
                     self.passing.append(candidate)
                 if self.patience.budget is not None and self.seconds > self.patience.budget:
                     raise BudgetSpentError
-                waiting += [(one, self._start(one)) for one in itertools.islice(source, 1)]
+                waiting += [
+                    (following, self._start(following)) for following in itertools.islice(source, 1)
+                ]
         finally:
             for _, future in waiting:
                 future.cancel()
@@ -275,7 +280,7 @@ class Judge:
         return self._pool.submit(self.answer, candidate)
 
     def answer(self, candidate: Candidate) -> Answer:
-        """Say what becomes of a candidate."""
+        """Return whether a candidate fails, judging it at most once."""
         known = self._answers.get(candidate.key)
         if known is None:
             self.asked += 1

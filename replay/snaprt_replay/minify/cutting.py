@@ -1,7 +1,7 @@
-"""Cut a smaller program out of one, with recorded values in place of what is cut off.
+"""Cut a smaller program out of a program, with recorded values in place of what is removed.
 
-Where the two sides run different programs, both are cut in the same places, so that the pair stays
-one. What does nothing any more goes too: tuples taken apart again, parameters never read.
+If the two sides run different programs, both are cut in the same places, so that they remain a
+pair. What has become useless is removed too: tuples that are only unpacked, parameters never read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from snaprt_replay.run.workers import Outcome
 
 
 def tidy(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Tidy modules that take the same inputs, in place, and return the inputs still read."""
+    """Tidy modules that take the same inputs, in place; return the inputs that are still read."""
     for module in modules:
         _fold_tuples(module)
     read = set().union(*(_read_parameters(module) for module in modules))
@@ -64,7 +64,7 @@ def _fold_tuples(module: XlaMessage) -> None:
 
 def _used(entry: XlaMessage) -> set[int]:
     by_id = {instruction.id: instruction for instruction in entry.instructions}
-    return reached([entry.root_id], lambda one: by_id[one].operand_ids)
+    return reached([entry.root_id], lambda instruction: by_id[instruction].operand_ids)
 
 
 def _read_parameters(module: XlaMessage) -> set[int]:
@@ -74,17 +74,17 @@ def _read_parameters(module: XlaMessage) -> set[int]:
 
 
 def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
-    """Keep what the root depends on and the parameters of these numbers, numbered anew."""
+    """Keep what the root depends on and the parameters with these numbers, and renumber them."""
     entry = entry_computation(module)
     used = _used(entry)
 
-    def replace(one: XlaMessage) -> list[XlaMessage]:
-        if one.opcode != "parameter":
-            return [one] if one.id in used else []
-        if one.parameter_number not in numbers:
+    def replace(instruction: XlaMessage) -> list[XlaMessage]:
+        if instruction.opcode != "parameter":
+            return [instruction] if instruction.id in used else []
+        if instruction.parameter_number not in numbers:
             return []
-        one.parameter_number = numbers[one.parameter_number]
-        return [one]
+        instruction.parameter_number = numbers[instruction.parameter_number]
+        return [instruction]
 
     Editor(module).replace_each(entry, replace)
     shapes = [parameter.shape for parameter in parameters(entry)]
@@ -97,23 +97,25 @@ def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
 
 
 def _name_parameters(module: XlaMessage) -> None:
-    """Give parameters short names: theirs grow with every cut."""
+    """Give parameters short names, because their names grow with every cut."""
     entry = entry_computation(module)
     taken = {instruction.name for instruction in instructions(module)}
-    for one in (*parameters(entry), root_instruction(entry)):
-        name = f"arg{one.parameter_number}" if one.opcode == "parameter" else "outputs"
-        while name in taken and name != one.name:
+    for instruction in (*parameters(entry), root_instruction(entry)):
+        name = (
+            f"arg{instruction.parameter_number}" if instruction.opcode == "parameter" else "outputs"
+        )
+        while name in taken and name != instruction.name:
             name += "_"
         taken.add(name)
-        one.name = name
+        instruction.name = name
 
 
 _TAPPED_AT_ONCE = 64
-"""From so few instructions on all values are recorded in one run; more taps slow compiling down."""
+"""With at most this many instructions, one run records all values; more taps slow compilation."""
 
 _MOSTLY_NAMED = 0.9
 
-_MOST_DRAWN = 1 << 28  # bytes of random values: the program may fail because it needs too many
+_MOST_DRAWN = 1 << 28  # bytes of random values: the program may fail because it is too large
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,63 +128,68 @@ class Tap:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """Two computations to cut a pair from, or one."""
+    """One computation to cut a program from, or two to cut a pair from."""
 
-    lines: tuple[Line, ...]  # the suspect's, and the reference's if that is of another program
-    matching: Matching  # which instruction of the one is which of the other
+    lines: tuple[Line, ...]  # the suspect's, and the reference's if it runs a different program
+    matching: Matching  # maps the suspect's instructions to those of the reference
 
     def cut(self, piece: Piece, values: Values) -> Candidate | None:
-        """Return a piece as a program of its own.
+        """Return a piece as a separate program.
 
         Args:
-            piece: By the suspect's instructions.
-            values: The values that it takes, likewise; in any precision.
+            piece: The piece, in terms of the suspect's instructions.
+            values: The values that it reads, in the same terms; in any precision.
 
         Returns:
-            None if the two sides have not the same instructions there.
+            None if the two sides do not have the same instructions there.
         """
         line = self.lines[0]
         piece = dataclasses.replace(piece, results=_without_tuples(line, piece.results))
-        made = extract(line.program.module, line.computation, [piece])
-        modules = [made.module]
-        taken = made.parameters[0]
+        extracted = extract(line.program.module, line.computation, [piece])
+        modules = [extracted.module]
+        taken = extracted.parameters[0]
         if len(self.lines) > 1:
-            other = self._cut_other(piece, made)
-            if other is None:
+            reference = self._cut_other(piece, extracted)
+            if reference is None:
                 return None
-            modules.append(other)
+            modules.append(reference)
         try:
-            inputs = typed(made.module, [values[one] for one in taken])
+            inputs = typed(extracted.module, [values[value] for value in taken])
         except KeyError:
             return None
         return Candidate(tuple(modules), tidy(modules, inputs))
 
-    def _cut_other(self, piece: Piece, made: Extract) -> XlaMessage | None:
-        """Cut the same piece out of the reference's program, with its parameters in our order."""
-        there, line = self.matching, self.lines[1]
-        if not all(one in there for one in (*piece.results, *piece.given)):
+    def _cut_other(self, piece: Piece, extracted: Extract) -> XlaMessage | None:
+        """Cut the same piece out of the reference's program, with parameters in the same order."""
+        counterparts, line = self.matching, self.lines[1]
+        if not all(instruction in counterparts for instruction in (*piece.results, *piece.given)):
             return None
-        given = frozenset(there[one] for one in piece.given)
-        results = tuple(there[result] for result in piece.results)
-        other = extract(line.program.module, line.computation, [Piece(results, given)])
-        here = {there[one.instruction]: one.instruction for one in made.parameters[0]}
-        order = [Value(here.get(one.instruction, -1), one.path) for one in other.parameters[0]]
-        if sorted(order) != sorted(made.parameters[0]):
+        boundary = frozenset(counterparts[instruction] for instruction in piece.given)
+        results = tuple(counterparts[result] for result in piece.results)
+        reference = extract(line.program.module, line.computation, [Piece(results, boundary)])
+        own_ids = {
+            counterparts[value.instruction]: value.instruction for value in extracted.parameters[0]
+        }
+        order = [
+            Value(own_ids.get(value.instruction, -1), value.path)
+            for value in reference.parameters[0]
+        ]
+        if sorted(order) != sorted(extracted.parameters[0]):
             return None
-        numbers = {value: number for number, value in enumerate(made.parameters[0])}
-        entry = entry_computation(other.module)
+        numbers = {value: number for number, value in enumerate(extracted.parameters[0])}
+        entry = entry_computation(reference.module)
         shapes = {}
         for parameter, value in zip(parameters(entry), order, strict=True):
             parameter.parameter_number = numbers[value]
             shapes[numbers[value]] = parameter.shape
-        for signature in (entry.program_shape, other.module.host_program_shape):
+        for signature in (entry.program_shape, reference.module.host_program_shape):
             signature.ClearField("parameters")
             signature.parameters.extend(shapes[number] for number in range(len(shapes)))
-        return other.module
+        return reference.module
 
 
 class Base:
-    """A program to make smaller ones of.
+    """A program to make smaller ones from.
 
     Args:
         candidate: The program.
@@ -208,16 +215,18 @@ class Base:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """Return the instructions whose values are the outputs, none twice."""
+        """Return the instructions whose values are the outputs, without duplicates."""
         return tuple(dict.fromkeys(self.line.root.operand_ids))
 
     @functools.cached_property
     def computed(self) -> tuple[int, ...]:
-        """Return the instructions between parameters, constants and the root, in order."""
+        """Return the instructions other than parameters, constants and the root, in order."""
         without = ("parameter", "constant")
         root = self.line.root.id
         return tuple(
-            one.id for one in self.line.order if one.opcode not in without and one.id != root
+            instruction.id
+            for instruction in self.line.order
+            if instruction.opcode not in without and instruction.id != root
         )
 
     def cut(
@@ -230,8 +239,8 @@ class Base:
     ) -> Iterator[Candidate]:
         """Yield the program that computes ``results``, given the recorded values of ``given``.
 
-        Nothing if that cannot be made, such as where an output's expected value is not known, or
-        would not be smaller.
+        Yields nothing if that program cannot be made, for example if an output's expected value is
+        not known, or would not be smaller.
         """
         piece = Piece(tuple(results), frozenset(given))
         if not piece.results:
@@ -242,24 +251,30 @@ class Base:
             if expected is None:
                 return
         values = self._values(piece)
-        made = self.source.cut(piece, values) if values is not None else None
-        # Every cut takes something away, so that cutting comes to an end.
-        if made is not None and made.size < self.candidate.size:
+        candidate = self.source.cut(piece, values) if values is not None else None
+        # Every cut must remove something, so that cutting terminates.
+        if candidate is not None and candidate.size < self.candidate.size:
             variants = self.candidate.variants
             yield dataclasses.replace(
-                made, variants=variants, expected=expected, view=view, change=change, grain=grain
+                candidate,
+                variants=variants,
+                expected=expected,
+                view=view,
+                change=change,
+                grain=grain,
             )
 
     def _expected(self, results: Sequence[int]) -> tuple[np.ndarray, ...] | None:
         assert self.candidate.expected is not None
         known = dict(zip(self.line.root.operand_ids, self.candidate.expected, strict=True))
-        found = tuple(known[result] for result in results if result in known)
-        return found if len(found) == len(results) else None
+        expected = tuple(known[result] for result in results if result in known)
+        return expected if len(expected) == len(results) else None
 
     def _values(self, piece: Piece) -> Values | None:
         taken = parameters(self.line.computation)
         known = {
-            Value(one.id): array for one, array in zip(taken, self.candidate.inputs, strict=True)
+            Value(parameter.id): array
+            for parameter, array in zip(taken, self.candidate.inputs, strict=True)
         }
         wanted = self._reached(piece)
         self.record(wanted)
@@ -268,63 +283,74 @@ class Base:
         return {**known, **self._recorded}
 
     def _reached(self, piece: Piece) -> set[int]:
-        """Return the given instructions that the results depend on."""
-        found = reached(
+        """Return the instructions of ``piece.given`` that the results depend on."""
+        reachable = reached(
             piece.results,
-            lambda one: () if one in piece.given else self.line.by_id[one].operand_ids,
+            lambda number: () if number in piece.given else self.line.by_id[number].operand_ids,
         )
-        return {one for one in found if one in piece.given}
+        return {instruction for instruction in reachable if instruction in piece.given}
 
     def record(self, instructions: Iterable[int]) -> None:
         """Record the values of instructions, in one run, if they are not known yet."""
-        known = {one.instruction for one in self._recorded} | self._refused
+        known = {value.instruction for value in self._recorded} | self._refused
         missing = set(instructions) - known
         if not missing:
             return
         if len(self.computed) <= _TAPPED_AT_ONCE:
             missing |= set(self.computed) - known
-        ordered = [one.id for one in self.line.order if one.id in missing]
+        ordered = [instruction.id for instruction in self.line.order if instruction.id in missing]
         for tap in self.taps:
-            found = self._tapped(tap, ordered)
-            if found is not None:
-                self._recorded.update(found)
+            values = self._tapped(tap, ordered)
+            if values is not None:
+                self._recorded.update(values)
                 break
-        else:  # a compiler that fails does so before anything has a value
+        else:  # if compilation fails, no instruction has a value
             self._recorded.update(_drawn(self.line, ordered))
-        self._refused |= missing - {one.instruction for one in self._recorded}
+        self._refused |= missing - {value.instruction for value in self._recorded}
 
     def _tapped(self, tap: Tap, instructions: Sequence[int]) -> Values | None:
-        """Run the program once with taps; None if that fails."""
+        """Run the program once with taps; return None if that fails."""
         index = min(tap.side, len(self.source.lines) - 1)
-        line, there = self.source.lines[index], self.source.matching
-        here = {
-            there[instruction] if index else instruction: instruction
+        line, counterparts = self.source.lines[index], self.source.matching
+        own = {
+            counterparts[instruction] if index else instruction: instruction
             for instruction in instructions
-            if instruction in there
+            if instruction in counterparts
         }
-        made = extract(line.program.module, line.computation, [Piece(tuple(here))])
+        extracted = extract(line.program.module, line.computation, [Piece(tuple(own))])
         numbers = {
             parameter.id: parameter.parameter_number for parameter in parameters(line.computation)
         }
-        inputs = [self.candidate.inputs[numbers[one.instruction]] for one in made.parameters[0]]
-        outcome = tap.run(made.module.SerializeToString(), inputs).result()
+        inputs = [
+            self.candidate.inputs[numbers[value.instruction]] for value in extracted.parameters[0]
+        ]
+        outcome = tap.run(extracted.module.SerializeToString(), inputs).result()
         if outcome.outputs is None:
             return None
-        pairs = zip(made.results[0], outcome.outputs, strict=True)
-        return {Value(here[one.instruction], one.path): array for one, array in pairs}
+        pairs = zip(extracted.results[0], outcome.outputs, strict=True)
+        return {Value(own[value.instruction], value.path): array for value, array in pairs}
 
 
 def matching_of(lines: Sequence[Line]) -> Matching:
-    """Return which instruction of the first line is which of the last.
+    """Match the instructions of the first line to those of the last.
 
-    By name, where nearly all have one of the same name, shape and scope: an edited module, and
-    every pair that was cut before. Else by structure, which one wrong operation can mislead.
+    They are matched by name if nearly all have a counterpart of the same name, shape and scope, as
+    in an edited module and in every pair that was cut before. Otherwise they are matched by
+    structure, which a single wrong operation can mislead.
     """
     suspect, reference = lines[0], lines[-1]
-    there = {_identity(one): one.id for one in reference.order if one.opcode != "parameter"}
-    named = {one.id: there[_identity(one)] for one in suspect.order if _identity(one) in there}
+    reference_ids = {
+        _identity(instruction): instruction.id
+        for instruction in reference.order
+        if instruction.opcode != "parameter"
+    }
+    named = {
+        instruction.id: reference_ids[_identity(instruction)]
+        for instruction in suspect.order
+        if _identity(instruction) in reference_ids
+    }
     takes = zip(parameters(suspect.computation), parameters(reference.computation), strict=False)
-    named.update((one.id, other.id) for one, other in takes)
+    named.update((own.id, counterpart.id) for own, counterpart in takes)
     named[suspect.root.id] = reference.root.id
     is_most = len(named) >= _MOSTLY_NAMED * max(len(suspect.order), len(reference.order))
     return named if is_most else match(suspect, reference)
@@ -338,7 +364,7 @@ def _identity(instruction: XlaMessage) -> tuple[str, str, bytes]:
 def normalized(
     modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]
 ) -> tuple[Candidate, tuple[int, ...]] | None:
-    """Return flat modules as a candidate, and which of their outputs are its own, none twice.
+    """Return flat modules as a candidate, and the indices of the outputs that it keeps.
 
     Returns:
         None if two modules are not the same program.
@@ -347,29 +373,29 @@ def normalized(
     root = lines[0].root
     results = list(root.operand_ids) if root.opcode == "tuple" else [root.id]
     taken = parameters(lines[0].computation)
-    values = {Value(one.id): array for one, array in zip(taken, inputs, strict=True)}
+    values = {Value(parameter.id): array for parameter, array in zip(taken, inputs, strict=True)}
     piece = Piece(tuple(dict.fromkeys(results)))
-    made = Source(lines, matching_of(lines)).cut(piece, values)
-    if made is None:
+    candidate = Source(lines, matching_of(lines)).cut(piece, values)
+    if candidate is None:
         return None
     arrays = [value for result in results for value, _ in arrays_of(lines[0].by_id[result])]
-    return made, tuple(arrays.index(value) for value in dict.fromkeys(arrays))
+    return candidate, tuple(arrays.index(value) for value in dict.fromkeys(arrays))
 
 
 def _without_tuples(line: Line, results: Iterable[int]) -> tuple[int, ...]:
-    """Return what a tuple is made of in place of each tuple; no value twice."""
-    found: dict[int, None] = {}
+    """Return the results with each tuple replaced by its elements, without duplicates."""
+    values: dict[int, None] = {}
     for result in results:
         instruction = line.by_id[result]
         if instruction.opcode == "tuple":
-            found.update(dict.fromkeys(_without_tuples(line, instruction.operand_ids)))
+            values.update(dict.fromkeys(_without_tuples(line, instruction.operand_ids)))
         else:
-            found[result] = None
-    return tuple(found)
+            values[result] = None
+    return tuple(values)
 
 
 def _drawn(line: Line, instructions: Iterable[int]) -> Values:
-    """Return random values of the instructions whose arrays together are not too large."""
+    """Return random values for the instructions whose arrays are together not too large."""
     drawn: dict[Value, np.ndarray] = {}
     room = _MOST_DRAWN
     for instruction in instructions:

@@ -1,7 +1,7 @@
-"""Write the folder that a minified program is handed over in.
+"""Write the output folder of a minified program.
 
-Every form of the program lies in it: snaprt's snapshot, which `snaprt replay` takes, XLA's own, the
-module as text in both languages, a bug report, and a script that needs JAX alone.
+It contains every form of the program: snaprt's snapshot, which `snaprt replay` takes, XLA's own
+snapshot, the module as text in both languages, a bug report, and a script that needs only JAX.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ AGAINST: Final = "against"
 
 
 def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) -> bool | None:
-    """Write everything there is about a minified program.
+    """Write all files about a minified program.
 
     Args:
-        folder: Made where it is missing; files of an earlier run are replaced.
+        folder: Created if missing; files of an earlier run are replaced.
         case: Where the program came from.
         shrunk: The program.
-        check: What it was asked for.
-        start: Runs a side, for the outputs that it should have and those that it has.
+        check: The failure that was searched for.
+        start: Runs a side, for the expected and the actual outputs.
 
     Returns:
-        Whether `repro.py` fails when it is run; None where it cannot show the failure.
+        Whether `repro.py` fails when it is run; None if it cannot show the failure.
 
     Raises:
         SnapshotError: The folder cannot be written.
@@ -86,7 +86,7 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
 
 
 def write_candidate(candidate: Candidate, folder: Path) -> Path:
-    """Write a candidate as a snapshot for another program to look at, and return its path."""
+    """Write a candidate as a snapshot for a user's command, and return its path."""
     path = folder / f"candidate{schema.SUFFIXES['inputs']}"
     _write_snapshot(path, "inputs", candidate, 0, candidate.inputs, time.time())
     return path
@@ -95,7 +95,7 @@ def write_candidate(candidate: Candidate, folder: Path) -> Path:
 def _outputs(
     candidate: Candidate, start: Start
 ) -> tuple[Sequence[np.ndarray] | None, Sequence[np.ndarray] | None]:
-    """Return what the suspect gives and what it should give; None where that is not known."""
+    """Return the suspect's actual and expected outputs; None for those that are not known."""
 
     def run(side: int) -> Future[Outcome]:
         return start(side, candidate.variants[side], candidate.content(side), candidate.inputs)
@@ -109,8 +109,8 @@ def _outputs(
     right = running[1].result().outputs
     if right is None or got is None:
         return got, right
-    with np.errstate(all="ignore"):  # a reference of higher precision, in the program's own
-        return got, [one.astype(own.dtype) for one, own in zip(right, got, strict=True)]
+    with np.errstate(all="ignore"):  # a more precise reference, cast to the program's own dtypes
+        return got, [array.astype(own.dtype) for array, own in zip(right, got, strict=True)]
 
 
 def _write_program(
@@ -131,7 +131,7 @@ def _write_program(
 
 
 def module_texts(hlo: bytes) -> Mapping[str, str]:
-    """Return a module as text, by the suffix of the file that it goes into."""
+    """Return a module as text, keyed by the suffix of the file to write it to."""
     return {suffix: text(hlo) for suffix, text in _TEXTS.items()}
 
 
@@ -195,7 +195,7 @@ def _fetching(array: np.ndarray) -> Callable[[], np.ndarray]:
     return lambda: array
 
 
-_LONGEST_MODULE: Final = 20_000  # characters: a reader of an issue looks at no more
+_LONGEST_MODULE: Final = 20_000  # characters: the reader of an issue looks at no more
 
 _TITLES: Final[Mapping[str, str]] = {
     "mismatch": "XLA: wrong values from {opcodes}",
@@ -212,11 +212,11 @@ def issue(
     """Return the text of a bug report, in Markdown."""
     candidate = shrunk.candidate
     failure = str(shrunk.symptom)
-    opcodes = ", ".join(f"`{one}`" for one in opcodes_of(candidate)[:4])
+    opcodes = ", ".join(f"`{opcode}`" for opcode in opcodes_of(candidate)[:4])
     title = _TITLES[check.name].format(opcodes=opcodes or "a program", failure=failure)
-    sides = [str(one) for one in surrounding["sides"]]
-    other = "the program below on " if len(candidate.modules) > 1 else ""
-    against = f", compared with {other}`{sides[1]}`" if len(sides) > 1 else ""
+    sides = [str(text) for text in surrounding["sides"]]
+    program = "the program below on " if len(candidate.modules) > 1 else ""
+    against = f", compared with {program}`{sides[1]}`" if len(sides) > 1 else ""
     passing = shrunk.neighbor
     neighbor = "" if passing is None else f"It passes with one change: {passing.change}."
     parts = [
@@ -237,7 +237,7 @@ def issue(
 
 
 def opcodes_of(candidate: Candidate) -> list[str]:
-    """Return the operations of a program's entry, none twice."""
+    """Return the opcodes of a program's entry, without duplicates."""
     silent = ("parameter", "constant", "tuple", "get-tuple-element")
     entry = candidate.modules[0].computations[-1]
     return list(
@@ -279,6 +279,6 @@ def _fenced(text: str) -> str:
     if len(text) > _LONGEST_MODULE:
         text = text[:_LONGEST_MODULE] + "\n... (the rest is in the attached file)"
     fence = "```"
-    while fence in text:  # names inside a file are not to be trusted
+    while fence in text:  # names inside a file are not trusted
         fence += "`"
     return f"{fence}\n{text}\n{fence}"

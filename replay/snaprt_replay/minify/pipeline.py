@@ -1,6 +1,6 @@
-"""Minify a file: load its program, choose the sides, shrink, look again, write the folder.
+"""The pipeline of `snaprt minify`.
 
-The pipeline of `snaprt minify` on one page.
+Load the program of a file, choose the sides, shrink it, check the result, and write the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from snaprt_replay.run.variants.variants import RECORDED, Variant, parse_variant
 from snaprt_replay.run.workers import Outcome, Workers
 
 _F64 = parse_variant("f64")
-# Where the suspect fails, these may still say what values there are inside the program.
+# If the suspect fails, these variants may still compute the values inside the program.
 _CAREFUL = tuple(map(parse_variant, ("cpu,optimization=0", "interpreter")))
 _MOST_TAP_FAILURES = 2
 _SLOW_SHARE = 0.5
@@ -46,10 +46,10 @@ class MinifyRequest:
 
     check: CheckName = "mismatch"  # what counts as the failure
     suspect: Variant | None = None  # side A; None for the platform that the case was recorded on
-    # Side B of a mismatch; None for what was recorded, or else float64.
+    # Side B of a mismatch; None for the recorded outputs, or float64 if there are none.
     reference: Variant | None = None
-    command: Sequence[str] = ()  # the words of a check that is a command
-    # Seconds of a slow compilation; None for half of what it takes.
+    command: Sequence[str] = ()  # the words of the command, if the check is one
+    # Compiling for longer than these seconds is slow; None for half of the original's time.
     slower_than: float | None = None
     patience: Patience = dataclasses.field(default_factory=Patience)  # how long to look
     timeout: float = 120.0  # seconds that one program may take to compile and run
@@ -59,10 +59,10 @@ class MinifyRequest:
 class Minified:
     """A file, minified."""
 
-    shrunk: Shrunk  # what came of its program
-    check: CheckName  # what it was asked for
-    confirmed: bool  # whether the smallest program failed in new processes too
-    # Whether `repro.py` fails, run by itself; None where it cannot show that.
+    shrunk: Shrunk  # the minified program
+    check: CheckName  # the failure that was searched for
+    confirmed: bool  # whether the smallest program also failed in new processes
+    # Whether `repro.py` fails when run by itself; None if it cannot show the failure.
     script_fails: bool | None
     folder: Path  # where everything was written
     notes: tuple[str, ...]  # what the reader should know
@@ -75,12 +75,12 @@ def minify(
     against: Case | None = None,
     tell: Tell = lambda line: None,
 ) -> Minified | None:
-    """Make the program of a case as small as it gets while it still fails.
+    """Make the program of a case as small as possible while it still fails.
 
     Args:
         case: With inputs.
         request: See `MinifyRequest`.
-        folder: Where to write what comes of it; made where it is missing.
+        folder: Where to write the results; created if missing.
         against: Another case of the same program, whose module the reference side runs.
         tell: Called with a line of progress.
 
@@ -89,11 +89,11 @@ def minify(
 
     Raises:
         UsageError: There are no inputs, a side cannot be run, or the programs are not the same.
-        SnapshotError: A module cannot be read, or the folder not be written.
+        SnapshotError: A module cannot be read, or the folder cannot be written.
     """
     check_playable(case, 1)
     check_runs_on_one_device(case)
-    case, told = on_one_device(case)
+    case, adaptations = on_one_device(case)
     caching = _cache_off() if request.check == "slow-compile" else contextlib.nullcontext()
     with caching:
         with Workers(request.patience.jobs, request.timeout) as workers:
@@ -109,7 +109,7 @@ def minify(
             start = functools.partial(_start, workers)
             confirmed = still_fails(shrunk, check, start, request.patience)
             script_fails = folders.write(folder, case, shrunk, check, start)
-    return Minified(shrunk, request.check, confirmed, script_fails, folder, (*told, *notes))
+    return Minified(shrunk, request.check, confirmed, script_fails, folder, (*adaptations, *notes))
 
 
 # --- the sides ---
@@ -118,17 +118,17 @@ def minify(
 def _candidate(
     case: Case, request: MinifyRequest, against: Case | None, start: Start
 ) -> tuple[Candidate, tuple[str, ...]]:
-    """Return the program with its sides chosen, and notes on that."""
+    """Return the program with its sides chosen, and notes on that choice."""
     suspect = with_options(suspect_of(case, request.suspect), case.compiler_options)
-    modules = [read_program(one).module for one in (case, *([against] if against else []))]
+    modules = [read_program(source).module for source in (case, *([against] if against else []))]
     _check_alone(case, modules[0])
-    found = normalized(modules, [one.value for one in case.inputs or ()])
-    if found is None:
+    normal = normalized(modules, [array.value for array in case.inputs or ()])
+    if normal is None:
         raise UsageError(
             "the two files do not hold the same program",
             hint="`snaprt inspect FILE` shows the contents of a file",
         )
-    candidate, picks = found
+    candidate, picks = normal
     if request.check != "mismatch":
         return dataclasses.replace(candidate, variants=(suspect,)), ()
     reference = request.reference
@@ -158,11 +158,12 @@ def _check_alone(case: Case, module: XlaMessage) -> None:
 def _compared_with_recorded(
     candidate: Candidate, suspect: Variant, expected: tuple[np.ndarray, ...], start: Start
 ) -> tuple[Candidate, tuple[str, ...]]:
-    """Let float64 stand for what was recorded, where it gives that: it can run any part."""
+    """Let float64 replace the recorded outputs if it reproduces them: it can run any part."""
     right = start(1, _F64, candidate.content(0), candidate.inputs).result().outputs
     candidate = dataclasses.replace(candidate, variants=(suspect, _F64))
     if right is not None and all(
-        error_between(one, other) <= 1.0 for one, other in zip(right, expected, strict=True)
+        error_between(reproduced, recorded) <= 1.0
+        for reproduced, recorded in zip(right, expected, strict=True)
     ):
         return candidate, (
             "f64 reproduces the recorded outputs and replaces them for smaller programs",
@@ -193,7 +194,7 @@ def _half_of_compiling(candidate: Candidate, start: Start) -> float:
 
 
 class _Taps:
-    """How intermediate values are recorded: by variants that have not failed at it too often."""
+    """The variants that record intermediate values, except those that failed too often."""
 
     def __init__(self, check: CheckName, start: Start) -> None:
         self._check = check
@@ -202,7 +203,7 @@ class _Taps:
 
     def __call__(self, candidate: Candidate) -> list[Tap]:
         """Return the taps for a candidate, best first."""
-        ways = [(0, one) for one in _CAREFUL]
+        ways = [(0, variant) for variant in _CAREFUL]
         if self._check == "mismatch":
             side = 0 if candidate.expected is not None else 1
             ways = [(side, candidate.variants[1])]
@@ -231,7 +232,7 @@ def _start(
 
 @contextlib.contextmanager
 def _cache_off() -> Iterator[None]:
-    """Let workers compile, and not load what was compiled before."""
+    """Make workers compile instead of loading cached executables."""
     before = os.environ.get("SNAPRT_CACHE")
     os.environ["SNAPRT_CACHE"] = "off"
     try:

@@ -1,8 +1,8 @@
 """Write `repro.py`, which shows a failure with JAX and NumPy alone.
 
-The program is in the script as a portable StableHLO artifact, which XLA takes as it is: JAX code
-that says the same might be lowered to something else, and be right. It is run the way exported
-programs are, by `jax.export`, so that only public functions are called.
+The script contains the program as a portable StableHLO artifact, which XLA compiles unchanged:
+equivalent JAX code might be lowered to something else that does not fail. It is run like any
+exported program, with `jax.export`, so that only public functions are called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check
 from snaprt_replay.minify.shrink import Shrunk
 
-_MOST_IN_TEXT: Final = 64  # elements of an array: more of them are no help to a reader
+_MOST_IN_TEXT: Final = 64  # elements of an array: more of them do not help a reader
 _TIMEOUT: Final = 300.0
 _WIDTH: Final = 88
 _FAILED: Final = 1
@@ -38,18 +38,18 @@ def write_and_run(
     check: Check,
     right: Sequence[np.ndarray] | None,
 ) -> bool | None:
-    """Write the script, run it in a process of its own, and say whether it fails.
+    """Write the script, run it in a separate process, and return whether it fails.
 
     Args:
-        path: Where to.
+        path: Where to write the script.
         candidate: The program.
-        shrunk: What is known of it.
-        check: What it fails.
-        right: The outputs that it should have.
+        shrunk: What is known about the program.
+        check: The check that it fails.
+        right: The expected outputs.
 
     Returns:
-        None where a script cannot show this failure: the check is a command of the user's, or the
-        suspect is no plain compilation.
+        None if a script cannot show this failure: the check is a user's command, or the suspect is
+        not a plain compilation.
     """
     text = script(candidate, shrunk, check, right)
     path.write_text(text)
@@ -83,7 +83,7 @@ def script(
 ) -> str:
     """Return the script's text."""
     stablehlo = jaxapi.parse_module(jaxapi.hlo_to_stablehlo(candidate.content(0)))
-    # Without the names of files and functions that it came from.
+    # Without the names of the files and functions that it came from.
     bare = jaxapi.parse_module(jaxapi.bytecode_without_locations(stablehlo))
     artifact = base64.b85encode(jaxapi.portable_artifact(bare)).decode()
     _, results = jaxapi.module_signature(stablehlo)
@@ -102,9 +102,9 @@ def script(
             wide='jax.config.update("jax_enable_x64", True)\n' if wide else "",
             artifact=_in_lines(artifact),
             text=_commented(jaxapi.stablehlo_text(stablehlo)),
-            imports="".join(f"import {one}\n" for one in _IMPORTS[check.name]),
+            imports="".join(f"import {module}\n" for module in _IMPORTS[check.name]),
             options=repr(options),
-            # What lowers for "gpu" is called "cuda" or "rocm", which the machine knows.
+            # A GPU lowers as "cuda" or "rocm", which depends on the machine that runs the script.
             platforms=["cpu"] if platform == "cpu" else None,
             device=f"jax.devices({platform or None!r})[{number or 0}]",
             results=", ".join(f"jnp.zeros({shape}, {dtype.name!r})" for shape, dtype in results),
@@ -121,7 +121,7 @@ def _in_lines(text: str) -> str:
 
 
 def _dtypes(candidate: Candidate, results: Sequence[tuple[object, np.dtype]]) -> list[np.dtype]:
-    return [one.dtype for one in candidate.inputs] + [dtype for _, dtype in results]
+    return [array.dtype for array in candidate.inputs] + [dtype for _, dtype in results]
 
 
 def _one_line(text: str) -> str:
@@ -138,12 +138,12 @@ def _assigned(name: str, arrays: Sequence[np.ndarray]) -> str:
 
 
 def _array_text(array: np.ndarray) -> str:
-    """Return an expression that makes an array, exactly."""
+    """Return an expression that recreates an array exactly."""
     dtype = f"jnp.dtype({array.dtype.name!r})"
     plain = array.dtype.kind in "fiub" and array.dtype.isbuiltin == 1
     finite = not floatbits.is_float(array.dtype) or bool(np.isfinite(array).all())
     if plain and finite and array.size <= _MOST_IN_TEXT:
-        # float32's shortest decimal form is exact when it is read as float32 again.
+        # The shortest decimal form of a float32 is exact when it is read as float32 again.
         numbers = np.array2string(
             array, separator=", ", floatmode="unique", threshold=sys.maxsize, max_line_width=88
         )
@@ -156,10 +156,10 @@ def _array_text(array: np.ndarray) -> str:
 
 def _tolerances(right: Sequence[np.ndarray]) -> str:
     relative = []
-    for one in right:
-        inexact = floatbits.is_float(one.dtype)
-        epsilons = default_for(one.dtype).epsilons if inexact else 0
-        relative.append(float(epsilons * floatbits.epsilon(one.dtype)) if inexact else 0.0)
+    for array in right:
+        inexact = floatbits.is_float(array.dtype)
+        epsilons = default_for(array.dtype).epsilons if inexact else 0
+        relative.append(float(epsilons * floatbits.epsilon(array.dtype)) if inexact else 0.0)
     return f"tolerances = {relative}\n"
 
 
@@ -199,11 +199,11 @@ def compile_program(inputs):
 '''
 
 _MISMATCH: Final = """
-outputs = [np.asarray(one) for one in compile_program(inputs)(*inputs)]
+outputs = [np.asarray(output) for output in compile_program(inputs)(*inputs)]
 for number, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
     exact = not jnp.issubdtype(wanted.dtype, jnp.inexact)
     wide = "complex128" if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else "float64"
-    left, right = (one if exact else one.astype(wide) for one in (got, wanted))
+    left, right = (array if exact else array.astype(wide) for array in (got, wanted))
     finite = np.where(np.isfinite(right), np.abs(right), 0)
     allowed = tolerances[number] * (finite + np.sqrt(np.mean(finite**2))) + 1e-37
     near = np.isclose(left, right, rtol=0, atol=allowed, equal_nan=not exact)
@@ -216,7 +216,7 @@ print("right here")
 """
 
 _NOT_FINITE: Final = """
-outputs = [np.asarray(one) for one in compile_program(inputs)(*inputs)]
+outputs = [np.asarray(output) for output in compile_program(inputs)(*inputs)]
 for number, got in enumerate(outputs):
     assert np.isfinite(got.astype("complex128")).all(), (
         f"output {{number}} is not finite, though all inputs are:\\n{{got}}"
@@ -244,7 +244,7 @@ print(f"compiled in {{seconds:.1f}} s here")
 """
 
 _RUN: Final = """
-print([np.asarray(one) for one in compile_program(inputs)(*inputs)])
+print([np.asarray(output) for output in compile_program(inputs)(*inputs)])
 """
 
 _JUDGING: Final[Mapping[str, str]] = {

@@ -1,7 +1,7 @@
-"""Make dimensions smaller, together with all that must be as long as they are.
+"""Make dimensions smaller, together with all dimensions that must have the same length.
 
-Dimensions that an operation ties together form a *tie*: both operands' contracting dimensions of a
-dot, a batch dimension through a chain of elementwise operations. A tie that no operation pins to
+Dimensions that operations tie together form a *tie*: the contracting dimensions of both operands of
+a dot, a batch dimension through a chain of elementwise operations. A tie that no operation pins to
 its length can be cut; the arrays of inputs and constants are sliced.
 """
 
@@ -18,7 +18,7 @@ from snaprt_replay.hlo.hlo_module import copy_of, entry_computation, parameters,
 from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.cutting import Base
 
-_FINEST = 64  # of a tie, no smaller part than one in so many is taken away
+_FINEST = 64  # the smallest part of a tie that is removed at a time is 1/64
 
 _Place = tuple[int, int]
 """An instruction's id and one of its dimensions."""
@@ -34,39 +34,39 @@ def shapes(base: Base, grain: int) -> Iterator[Candidate]:
 
 
 def _ranges(size: int) -> list[tuple[int, int]]:
-    """Return what to try of a tie's elements: few first, all but a 64th last.
+    """Return the ranges of a tie's elements to try: few first, all but a 64th last.
 
-    To take one element at a time from millions would go on for millions of programs.
+    Removing one element at a time from millions would take millions of programs.
     """
-    found = [(0, 1)]
+    ranges = [(0, 1)]
     gone = size // 2
     while gone and gone >= size // _FINEST:
-        found += [(0, size - gone), (gone, size)]
+        ranges += [(0, size - gone), (gone, size)]
         gone //= 2
-    return [fromkey for fromkey in dict.fromkeys(found) if 0 < fromkey[1] - fromkey[0] < size]
+    return [bounds for bounds in dict.fromkeys(ranges) if 0 < bounds[1] - bounds[0] < size]
 
 
 _Names = tuple[frozenset[tuple[str, int]], ...]
-"""For each module the dimensions of a tie, by the instructions' names."""
+"""The dimensions of a tie in each module, by the instructions' names."""
 
 
 def _ties_of_pair(candidate: Candidate) -> list[tuple[_Names, int]]:
-    """Return the ties that can be cut, in both modules alike, and their lengths; longest first."""
-    found = []
+    """Return the ties that can be cut in all modules, and their lengths; longest first."""
+    free = []
     ties = [_Ties(module) for module in candidate.modules]
     for tie, size in ties[0].free():
         names = [frozenset(ties[0].names[place] for place in tie)]
         if len(ties) > 1:
-            there = ties[1].like(names[0], size)
-            if there is None:
+            counterpart = ties[1].like(names[0], size)
+            if counterpart is None:
                 continue
-            names.append(there)
-        found.append((tuple(names), size))
-    return sorted(found, key=lambda one: -one[1])
+            names.append(counterpart)
+        free.append((tuple(names), size))
+    return sorted(free, key=lambda entry: -entry[1])
 
 
 class _Ties:
-    """Which dimensions of a module's entry are of one length, and which must keep theirs."""
+    """Which dimensions of a module's entry have the same length, and which must keep theirs."""
 
     def __init__(self, module: XlaMessage) -> None:
         entry = entry_computation(module)
@@ -75,59 +75,65 @@ class _Ties:
         self._parent: dict[_Place, _Place] = {}
         self._pinned: list[_Place] = []
         self.names: dict[_Place, tuple[str, int]] = {}
-        for one in entry.instructions:
-            for dimension in range(len(one.shape.dimensions)):
-                self._parent[one.id, dimension] = (one.id, dimension)
-                # Parameters of a pair are named apart, but numbered alike.
-                name = f"#{one.parameter_number}" if one.opcode == "parameter" else one.name
-                self.names[one.id, dimension] = (name, dimension)
-        for one in entry.instructions:
-            if one.id != self.root:
-                _RULES.get(one.opcode, _pin_all)(self, one)
+        for instruction in entry.instructions:
+            for dimension in range(len(instruction.shape.dimensions)):
+                self._parent[instruction.id, dimension] = (instruction.id, dimension)
+                # Parameters of a pair have different names but the same numbers.
+                name = (
+                    f"#{instruction.parameter_number}"
+                    if instruction.opcode == "parameter"
+                    else instruction.name
+                )
+                self.names[instruction.id, dimension] = (name, dimension)
+        for instruction in entry.instructions:
+            if instruction.id != self.root:
+                _RULES.get(instruction.opcode, _pin_all)(self, instruction)
 
     def free(self) -> list[tuple[list[_Place], int]]:
-        """Return the ties that nothing pins, of more than one element."""
+        """Return the ties that are not pinned and have more than one element."""
         pinned = {self._first(place) for place in self._pinned}
         ties: dict[_Place, list[_Place]] = {}
         for place in self._parent:
             ties.setdefault(self._first(place), []).append(place)
-        found = []
+        free = []
         for first, places in ties.items():
             sizes = {self.size(place) for place in places}
             if first not in pinned and len(sizes) == 1 and sizes != {1} and 0 not in sizes:
-                found.append((places, sizes.pop()))
-        return found
+                free.append((places, sizes.pop()))
+        return free
 
     def like(
         self, names: frozenset[tuple[str, int]], size: int
     ) -> frozenset[tuple[str, int]] | None:
-        """Return the names of those ties that share dimensions with a tie of another module."""
+        """Return the names of the ties that share dimensions with a tie of another module."""
         free = {place for tie, length in self.free() if length == size for place in tie}
-        wanted = {self._first(one) for one, name in self.names.items() if name in names}
-        places = [one for one in self._parent if self._first(one) in wanted]
+        wanted = {self._first(place) for place, name in self.names.items() if name in names}
+        places = [place for place in self._parent if self._first(place) in wanted]
         if not places or not free.issuperset(places):
             return None
-        return frozenset(self.names[one] for one in places)
+        return frozenset(self.names[place] for place in places)
 
     def size(self, place: _Place) -> int:
         """Return a dimension's length."""
         return int(self.by_id[place[0]].shape.dimensions[place[1]])
 
-    def tie(self, one: _Place, other: _Place) -> None:
-        """Let two dimensions be of one length."""
-        self._parent[self._first(one)] = self._first(other)
+    def tie(self, first: _Place, second: _Place) -> None:
+        """Require two dimensions to have the same length."""
+        self._parent[self._first(first)] = self._first(second)
 
     def pin(self, instruction: XlaMessage) -> None:
-        """Let all dimensions of an instruction keep their lengths."""
-        self._pinned += [(instruction.id, one) for one in range(len(instruction.shape.dimensions))]
+        """Require all dimensions of an instruction to keep their lengths."""
+        self._pinned += [
+            (instruction.id, dimension) for dimension in range(len(instruction.shape.dimensions))
+        ]
 
     def pin_place(self, place: _Place) -> None:
-        """Let one dimension keep its length."""
+        """Require one dimension to keep its length."""
         self._pinned.append(place)
 
     def operands(self, instruction: XlaMessage) -> list[XlaMessage]:
-        """Return what an instruction reads."""
-        return [self.by_id[one] for one in instruction.operand_ids]
+        """Return the operands of an instruction."""
+        return [self.by_id[operand] for operand in instruction.operand_ids]
 
     def _first(self, place: _Place) -> _Place:
         while self._parent[place] != place:
@@ -139,68 +145,68 @@ class _Ties:
 # --- what each operation ties together ---
 
 
-def _pin_all(ties: _Ties, one: XlaMessage) -> None:
-    for each in (one, *ties.operands(one)):
-        ties.pin(each)
+def _pin_all(ties: _Ties, instruction: XlaMessage) -> None:
+    for pinned in (instruction, *ties.operands(instruction)):
+        ties.pin(pinned)
 
 
-def _nothing(ties: _Ties, one: XlaMessage) -> None:
-    """Tie nothing: any length will do."""
+def _nothing(ties: _Ties, instruction: XlaMessage) -> None:
+    """Tie nothing: any length is valid."""
 
 
-def _elementwise(ties: _Ties, one: XlaMessage) -> None:
-    for operand in ties.operands(one):
-        if len(operand.shape.dimensions) == len(one.shape.dimensions):
-            for dimension in range(len(one.shape.dimensions)):
-                ties.tie((operand.id, dimension), (one.id, dimension))
+def _elementwise(ties: _Ties, instruction: XlaMessage) -> None:
+    for operand in ties.operands(instruction):
+        if len(operand.shape.dimensions) == len(instruction.shape.dimensions):
+            for dimension in range(len(instruction.shape.dimensions)):
+                ties.tie((operand.id, dimension), (instruction.id, dimension))
 
 
-def _broadcast(ties: _Ties, one: XlaMessage) -> None:
-    (operand,) = ties.operands(one)
-    for own, dimension in enumerate(one.dimensions):
-        ties.tie((operand.id, own), (one.id, dimension))
+def _broadcast(ties: _Ties, instruction: XlaMessage) -> None:
+    (operand,) = ties.operands(instruction)
+    for own, dimension in enumerate(instruction.dimensions):
+        ties.tie((operand.id, own), (instruction.id, dimension))
 
 
-def _transpose(ties: _Ties, one: XlaMessage) -> None:
-    (operand,) = ties.operands(one)
-    for dimension, own in enumerate(one.dimensions):
-        ties.tie((operand.id, own), (one.id, dimension))
+def _transpose(ties: _Ties, instruction: XlaMessage) -> None:
+    (operand,) = ties.operands(instruction)
+    for dimension, own in enumerate(instruction.dimensions):
+        ties.tie((operand.id, own), (instruction.id, dimension))
 
 
-def _reduce(ties: _Ties, one: XlaMessage) -> None:
-    if one.shape.element_type == TUPLE:
-        _pin_all(ties, one)
+def _reduce(ties: _Ties, instruction: XlaMessage) -> None:
+    if instruction.shape.element_type == TUPLE:
+        _pin_all(ties, instruction)
         return
-    operand = ties.operands(one)[0]
+    operand = ties.operands(instruction)[0]
     rank = len(operand.shape.dimensions)
-    kept = [dimension for dimension in range(rank) if dimension not in one.dimensions]
+    kept = [dimension for dimension in range(rank) if dimension not in instruction.dimensions]
     for dimension, own in enumerate(kept):
-        ties.tie((operand.id, own), (one.id, dimension))
+        ties.tie((operand.id, own), (instruction.id, dimension))
 
 
-def _dot(ties: _Ties, one: XlaMessage) -> None:
-    left, right = ties.operands(one)
-    numbers = one.dot_dimension_numbers
+def _dot(ties: _Ties, instruction: XlaMessage) -> None:
+    left, right = ties.operands(instruction)
+    numbers = instruction.dot_dimension_numbers
     contracting = (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions)
     batch = (numbers.lhs_batch_dimensions, numbers.rhs_batch_dimensions)
-    for own, other in zip(*contracting, strict=True):
-        ties.tie((left.id, own), (right.id, other))
+    for left_dimension, right_dimension in zip(*contracting, strict=True):
+        ties.tie((left.id, left_dimension), (right.id, right_dimension))
     results = 0
-    for own, other in zip(*batch, strict=True):
-        ties.tie((left.id, own), (right.id, other))
-        ties.tie((left.id, own), (one.id, results))
+    for left_dimension, right_dimension in zip(*batch, strict=True):
+        ties.tie((left.id, left_dimension), (right.id, right_dimension))
+        ties.tie((left.id, left_dimension), (instruction.id, results))
         results += 1
     for operand, taken in ((left, (contracting[0], batch[0])), (right, (contracting[1], batch[1]))):
         for dimension in range(len(operand.shape.dimensions)):
             if all(dimension not in some for some in taken):
-                ties.tie((operand.id, dimension), (one.id, results))
+                ties.tie((operand.id, dimension), (instruction.id, results))
                 results += 1
 
 
-def _reshape(ties: _Ties, one: XlaMessage) -> None:
-    """Tie the dimensions that a reshape leaves as they are, and pin those that it mixes."""
-    (operand,) = ties.operands(one)
-    before, after = list(operand.shape.dimensions), list(one.shape.dimensions)
+def _reshape(ties: _Ties, instruction: XlaMessage) -> None:
+    """Tie the dimensions that a reshape preserves, and pin those that it merges or splits."""
+    (operand,) = ties.operands(instruction)
+    before, after = list(operand.shape.dimensions), list(instruction.shape.dimensions)
     left = right = 0
     while left < len(before) or right < len(after):
         lefts, rights = [left], [right]
@@ -219,72 +225,77 @@ def _reshape(ties: _Ties, one: XlaMessage) -> None:
                 sizes[1] *= after[right]
                 right += 1
             else:
-                _pin_all(ties, one)
+                _pin_all(ties, instruction)
                 return
-        lefts = [one for one in lefts if one < len(before)]
-        rights = [one for one in rights if one < len(after)]
+        lefts = [dimension for dimension in lefts if dimension < len(before)]
+        rights = [dimension for dimension in rights if dimension < len(after)]
         if len(lefts) == len(rights) == 1:
-            ties.tie((operand.id, lefts[0]), (one.id, rights[0]))
+            ties.tie((operand.id, lefts[0]), (instruction.id, rights[0]))
         else:
-            for place in (*((operand.id, i) for i in lefts), *((one.id, i) for i in rights)):
+            for place in (
+                *((operand.id, i) for i in lefts),
+                *((instruction.id, i) for i in rights),
+            ):
                 ties.pin_place(place)
 
 
-def _concatenate(ties: _Ties, one: XlaMessage) -> None:
-    (along,) = one.dimensions
-    for operand in ties.operands(one):
-        for dimension in range(len(one.shape.dimensions)):
+def _concatenate(ties: _Ties, instruction: XlaMessage) -> None:
+    (along,) = instruction.dimensions
+    for operand in ties.operands(instruction):
+        for dimension in range(len(instruction.shape.dimensions)):
             if dimension == along:
                 ties.pin_place((operand.id, dimension))
-                ties.pin_place((one.id, dimension))
+                ties.pin_place((instruction.id, dimension))
             else:
-                ties.tie((operand.id, dimension), (one.id, dimension))
+                ties.tie((operand.id, dimension), (instruction.id, dimension))
 
 
-def _slice(ties: _Ties, one: XlaMessage) -> None:
-    (operand,) = ties.operands(one)
-    for dimension, bounds in enumerate(one.slice_dimensions):
+def _slice(ties: _Ties, instruction: XlaMessage) -> None:
+    (operand,) = ties.operands(instruction)
+    for dimension, bounds in enumerate(instruction.slice_dimensions):
         size = ties.size((operand.id, dimension))
         if (bounds.start, bounds.limit, bounds.stride) == (0, size, 1):
-            ties.tie((operand.id, dimension), (one.id, dimension))
+            ties.tie((operand.id, dimension), (instruction.id, dimension))
         else:
             ties.pin_place((operand.id, dimension))
-            ties.pin_place((one.id, dimension))
+            ties.pin_place((instruction.id, dimension))
 
 
-def _convolution(ties: _Ties, one: XlaMessage) -> None:
-    """Tie batch and features; what slides over the spatial dimensions keeps its length."""
-    if one.feature_group_count > 1 or one.batch_group_count > 1:
-        _pin_all(ties, one)
+def _convolution(ties: _Ties, instruction: XlaMessage) -> None:
+    """Tie the batch and feature dimensions, and pin the spatial ones."""
+    if instruction.feature_group_count > 1 or instruction.batch_group_count > 1:
+        _pin_all(ties, instruction)
         return
-    values, kernel = ties.operands(one)
-    numbers = one.convolution_dimension_numbers
-    ties.tie((values.id, numbers.input_batch_dimension), (one.id, numbers.output_batch_dimension))
+    values, kernel = ties.operands(instruction)
+    numbers = instruction.convolution_dimension_numbers
+    ties.tie(
+        (values.id, numbers.input_batch_dimension), (instruction.id, numbers.output_batch_dimension)
+    )
     ties.tie(
         (values.id, numbers.input_feature_dimension),
         (kernel.id, numbers.kernel_input_feature_dimension),
     )
     ties.tie(
         (kernel.id, numbers.kernel_output_feature_dimension),
-        (one.id, numbers.output_feature_dimension),
+        (instruction.id, numbers.output_feature_dimension),
     )
-    for instruction, spatial in (
+    for array, spatial in (
         (values, numbers.input_spatial_dimensions),
         (kernel, numbers.kernel_spatial_dimensions),
-        (one, numbers.output_spatial_dimensions),
+        (instruction, numbers.output_spatial_dimensions),
     ):
         for dimension in spatial:
-            ties.pin_place((instruction.id, dimension))
+            ties.pin_place((array.id, dimension))
 
 
-def _dynamic_slice(ties: _Ties, one: XlaMessage) -> None:
-    _tie_equal(ties, ties.operands(one)[0], one)
+def _dynamic_slice(ties: _Ties, instruction: XlaMessage) -> None:
+    _tie_equal(ties, ties.operands(instruction)[0], instruction)
 
 
-def _dynamic_update_slice(ties: _Ties, one: XlaMessage) -> None:
-    whole, update = ties.operands(one)[:2]
+def _dynamic_update_slice(ties: _Ties, instruction: XlaMessage) -> None:
+    whole, update = ties.operands(instruction)[:2]
     _tie_equal(ties, whole, update)
-    _tie_equal(ties, whole, one)
+    _tie_equal(ties, whole, instruction)
 
 
 def _tie_equal(ties: _Ties, whole: XlaMessage, part: XlaMessage) -> None:
@@ -344,30 +355,30 @@ def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidat
                     )
         _declare(copy)
         modules.append(copy)
-    told = ", ".join(sorted({name for name, _ in names[0] if not name.startswith("#")})[:3])
-    what = f"only elements {start} to {stop} of a dimension of {told or 'an input'}"
+    named = ", ".join(sorted({name for name, _ in names[0] if not name.startswith("#")})[:3])
+    what = f"only elements {start} to {stop} of a dimension of {named or 'an input'}"
     return changed(candidate, "shapes", what, modules=modules, inputs=inputs)
 
 
-def _shorten(one: XlaMessage, dimension: int, start: int, stop: int) -> None:
-    one.shape.dimensions[dimension] = stop - start
-    if one.opcode == "constant":
-        array = literal_to_array(one.literal).take(range(start, stop), dimension)
-        one.literal.CopyFrom(array_to_literal(np.ascontiguousarray(array)))
-    if one.opcode == "dynamic-slice":
-        one.dynamic_slice_sizes[dimension] = stop - start
-    if one.opcode == "slice":
-        one.slice_dimensions[dimension].limit = stop - start
+def _shorten(instruction: XlaMessage, dimension: int, start: int, stop: int) -> None:
+    instruction.shape.dimensions[dimension] = stop - start
+    if instruction.opcode == "constant":
+        array = literal_to_array(instruction.literal).take(range(start, stop), dimension)
+        instruction.literal.CopyFrom(array_to_literal(np.ascontiguousarray(array)))
+    if instruction.opcode == "dynamic-slice":
+        instruction.dynamic_slice_sizes[dimension] = stop - start
+    if instruction.opcode == "slice":
+        instruction.slice_dimensions[dimension].limit = stop - start
 
 
 def _declare(module: XlaMessage) -> None:
-    """Say again what the module takes and returns."""
+    """Update the declared parameters and result of the module."""
     entry = entry_computation(module)
     root = root_instruction(entry)
     by_id = {instruction.id: instruction for instruction in entry.instructions}
     for element, operand in zip(root.shape.tuple_shapes, root.operand_ids, strict=True):
         element.CopyFrom(by_id[operand].shape)
     for signature in (entry.program_shape, module.host_program_shape):
-        for shape, one in zip(signature.parameters, parameters(entry), strict=True):
-            shape.CopyFrom(one.shape)
+        for shape, parameter in zip(signature.parameters, parameters(entry), strict=True):
+            shape.CopyFrom(parameter.shape)
         signature.result.CopyFrom(root.shape)

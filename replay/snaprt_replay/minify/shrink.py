@@ -1,8 +1,8 @@
-"""Make one program that is ready to run as small as it gets: look, jump, reduce, look again.
+"""Make a program that is ready to run as small as possible: look, jump, reduce, look again.
 
-A difference, a NaN and an infinity each begin at an instruction, which `localize` finds. It, on the
-values that it was given, is as a rule already the smallest program there is. From there on, one
-view after the other is tried until none makes the program smaller.
+A difference, a NaN and an infinity each start at an instruction, which `localize` finds. That
+instruction with its operands' values is usually already the smallest failing program. From there,
+one view after the other is tried until none makes the program smaller.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNOPTIMIZED: Final = {"xla_backend_optimization_level": 0}
 Tell = Callable[[str], None]
 View = Callable[[Base, int], Iterator[Candidate]]
 
-#: What takes most away comes first.
+#: The views that remove most come first.
 VIEWS: Final[Sequence[View]] = (
     simpler.outputs,
     simpler.prefix,
@@ -59,7 +59,7 @@ class Start(Protocol):
     def __call__(
         self, side: int, variant: Variant | None, hlo: bytes, inputs: Sequence[np.ndarray]
     ) -> Future[Outcome]:
-        """Return the outcome to come; the variant is None where a candidate has none."""
+        """Return the future outcome; the variant is None if a candidate has none."""
         ...
 
 
@@ -67,17 +67,17 @@ class Start(Protocol):
 class Shrunk:
     """A program, minified."""
 
-    original: Candidate  # what it was
+    original: Candidate  # the program before
     candidate: Candidate  # the smallest program that still fails
-    neighbor: Candidate | None  # the program most like it that passes; None if none is known
+    neighbor: Candidate | None  # the most similar program that passes; None if none is known
     first: Symptom  # what the failure of the original looked like
-    # What the smaller programs were asked for: the same, or where the failure turned out to start,
-    # what it looks like there.
+    # The failure that was searched for in the smaller programs: the same, or what it looks like
+    # where it turned out to start.
     symptom: Symptom
     steps: tuple[str, ...]  # what was done, in words
     asked: int  # how many programs were looked at
     seconds: float  # how long it took
-    finished: bool  # whether it cannot be made smaller; False where the budget was spent before
+    finished: bool  # whether it cannot be made smaller; False if the budget was spent first
 
 
 def shrink(
@@ -88,14 +88,14 @@ def shrink(
     taps: Callable[[Candidate], Sequence[Tap]],
     tell: Tell = lambda line: None,
 ) -> Shrunk | None:
-    """Make a program as small as it gets while it still fails; return None if it does not fail.
+    """Make a program as small as possible while it still fails; return None if it does not fail.
 
     Args:
         candidate: The program.
         check: What counts as its failure.
         start: Runs a side.
         patience: How long to look.
-        taps: Gives the ways to record a program's intermediate values.
+        taps: Returns the ways to record a program's intermediate values.
         tell: Called with a line of progress.
     """
     with Judge(check, functools.partial(_run, start), patience) as judge:
@@ -135,7 +135,7 @@ def shrink(
 
 
 def still_fails(shrunk: Shrunk, check: Check, start: Start, patience: Patience) -> bool:
-    """Look at the result once more, as `start` runs it: in processes that have run nothing yet."""
+    """Look at the result once more, as `start` runs it: in new processes."""
     with Judge(check, functools.partial(_run, start), patience) as judge:
         judge.adopt(shrunk.symptom)
         return judge.answer(shrunk.candidate) == "fails"
@@ -149,7 +149,7 @@ def _run(start: Start, candidate: Candidate, side: int) -> Future[Outcome]:
 def _reductions(
     candidate: Candidate, judge: Judge, taps: Callable[[Candidate], Sequence[Tap]]
 ) -> Iterator[Candidate]:
-    """Yield ever smaller programs that still fail, until no view makes one of the last."""
+    """Yield ever smaller programs that still fail, until no view makes a smaller one."""
     changing = True
     while changing:
         changing = False
@@ -161,23 +161,26 @@ def _reductions(
                 yield candidate
 
 
-# --- the program most like it that passes ---
+# --- the most similar program that passes ---
 
 
 def _neighbor(candidate: Candidate, judge: Judge) -> Candidate | None:
-    """Return a program that passes and differs least.
+    """Return the program that passes and differs least.
 
-    What makes a failure go says more about it than what does not: an option of the compiler, other
-    values. Where nothing does, the program that it is compared with is the nearest there is.
+    A change that makes a failure disappear, such as another compiler option or other values, says
+    more about it than a change that does not. If there is none, the nearest program is the one that
+    the suspect is compared with.
     """
     for view in _CLOSEST_FIRST:
-        # The last that a view tries are those that change least.
-        passing = [one for one in judge.passing if one.view == view]
+        # The last candidates of a view change least.
+        passing = [neighbor for neighbor in judge.passing if neighbor.view == view]
         if passing:
             return passing[-1]
     if judge.passing:
         return judge.passing[-1]
-    return next((one for one in _nearest(candidate) if judge.answer(one) == "passes"), None)
+    return next(
+        (neighbor for neighbor in _nearest(candidate) if judge.answer(neighbor) == "passes"), None
+    )
 
 
 def _nearest(candidate: Candidate) -> Iterator[Candidate]:
@@ -203,10 +206,10 @@ def _nearest(candidate: Candidate) -> Iterator[Candidate]:
 
 
 def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candidate | None:
-    """Return the region where the failure starts, if it fails there alone; ask for that then.
+    """Return the region where the failure starts, if it fails in isolation; adopt its symptom then.
 
-    What goes wrong there on values that are right is the cause, even if it looks otherwise than
-    its effect: a wrong sum, of which a later logarithm made a NaN.
+    What fails there on correct values is the cause, even if it looks different from its effect: a
+    wrong sum, which a later logarithm turned into a NaN.
     """
     find = _FINDERS.get(judge.check.name)
     if find is None or candidate.expected is not None:
@@ -214,22 +217,22 @@ def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candi
     budget = judge.patience.budget
     session = Session(None, None if budget is None else budget * _JUMP_SHARE, tell)
     try:
-        found = find(session, _frame(candidate, start))
+        region = find(session, _frame(candidate, start))
     except SnaprtError as error:
-        told = f"cannot tell where it starts: {error.message}"
-        tell(f"{candidate.length}: {told}")
+        reason = f"cannot tell where it starts: {error.message}"
+        tell(f"{candidate.length}: {reason}")
         return None
     except BudgetSpentError:
         return None
-    if found is None or found.size >= candidate.size:
+    if region is None or region.size >= candidate.size:
         return None
     change = "only the region that goes wrong"
-    found = dataclasses.replace(found, variants=candidate.variants, view="jump", change=change)
-    seen = judge.look_first(found)
+    region = dataclasses.replace(region, variants=candidate.variants, view="jump", change=change)
+    seen = judge.look_first(region)
     if seen is None:
         return None
     judge.adopt(seen)
-    return found
+    return region
 
 
 def _frame(candidate: Candidate, start: Start) -> ComputationFrame:
@@ -241,8 +244,8 @@ def _frame(candidate: Candidate, start: Start) -> ComputationFrame:
         return Side(name, programs[min(number, len(programs) - 1)], run)
 
     sides = (side(0, "A"), side(1, "B"))
-    entries = [one.program.module.entry_computation_id for one in sides]
-    arguments = [{Value(0): one} for one in candidate.inputs]
+    entries = [side.program.module.entry_computation_id for side in sides]
+    arguments = [{Value(0): array} for array in candidate.inputs]
     frame = frame_of(sides, (entries[0], entries[1]), arguments)
     return dataclasses.replace(frame, matching=matching_of(frame.lines))
 
@@ -250,8 +253,8 @@ def _frame(candidate: Candidate, start: Start) -> ComputationFrame:
 def _difference(session: Session, frame: ComputationFrame) -> Candidate | None:
     (outputs,) = run_both(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     search = Search(session)
-    found = search.whole(frame, outputs)
-    if found.kind not in ("instruction", "interaction") or search.innermost is None:
+    culprit = search.whole(frame, outputs)
+    if culprit.kind not in ("instruction", "interaction") or search.innermost is None:
         return None
     inner, region, known = search.innermost
     is_one_program = inner.sides[0].program is inner.sides[1].program
@@ -266,7 +269,7 @@ def _not_finite(session: Session, frame: ComputationFrame) -> Candidate | None:
 
 
 def _around(frame: ComputationFrame, origin: Origin) -> Candidate | None:
-    """Return the instruction of an origin, on what it read."""
+    """Return the instruction of an origin as a program, with its operands' values as inputs."""
     program = frame.sides[0].program
     for computation in program.module.computations:
         for instruction in computation.instructions:
@@ -278,13 +281,13 @@ def _around(frame: ComputationFrame, origin: Origin) -> Candidate | None:
                     for operand in instruction.operand_ids
                     for value, _ in arrays_of(line.by_id[operand])
                 }
-                given = [
+                boundary = [
                     operand
                     for operand in instruction.operand_ids
                     if line.by_id[operand].opcode != "constant"
                 ]
-                piece = Piece((instruction.id,), frozenset(given))
-                return Source((line,), {each: each for each in line.by_id}).cut(piece, values)
+                piece = Piece((instruction.id,), frozenset(boundary))
+                return Source((line,), {number: number for number in line.by_id}).cut(piece, values)
     return None
 
 

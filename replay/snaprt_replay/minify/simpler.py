@@ -1,7 +1,7 @@
-"""The smaller programs that minifying tries: with less in them, or with simpler things.
+"""The smaller programs that minify tries: with fewer instructions, or with simpler ones.
 
-Recorded values stand in for what is gone. Sizes go from a half of the instructions down to one, as
-in delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing
+Recorded values replace what is removed. Sizes go from half of the instructions down to one, as in
+delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing
 Input", 2002).
 """
 
@@ -46,10 +46,13 @@ def dtypes(base: Base, grain: int) -> Iterator[Candidate]:
     }
     for name, simpler in _TO.items():
         if _NUMBERS[name] in used:
-            modules = [_replaced(one, name, simpler) for one in base.candidate.modules]
-            before, now = (ELEMENT_TYPES[_NUMBERS[one]].dtype for one in (name, simpler))
+            modules = [_replaced(module, name, simpler) for module in base.candidate.modules]
+            before, now = (
+                ELEMENT_TYPES[_NUMBERS[type_name]].dtype for type_name in (name, simpler)
+            )
             inputs = [
-                one.astype(now) if one.dtype == before else one for one in base.candidate.inputs
+                array.astype(now) if array.dtype == before else array
+                for array in base.candidate.inputs
             ]
             what = f"{simpler} instead of {name}"
             yield changed(base.candidate, "dtypes", what, modules=modules, inputs=inputs)
@@ -77,12 +80,12 @@ def _replaced(module: XlaMessage, name: str, simpler: str) -> XlaMessage:
 
 
 def values(base: Base, grain: int) -> Iterator[Candidate]:
-    """Yield the program with simpler values of one input, or of a part of one.
+    """Yield the program with simpler values for one input, or for a part of one.
 
-    Each is simpler than what is there, so that this comes to an end.
+    Each array is simpler than the present one, so that the search terminates.
     """
     if base.candidate.expected is not None:
-        return  # the outputs would not be what they are expected to be
+        return  # the expected outputs would no longer apply
     for index, array in enumerate(base.candidate.inputs):
         for rank, (what, simplify) in enumerate(_SIMPLER):
             if rank >= _rank(array):
@@ -132,7 +135,7 @@ def _whole(array: np.ndarray) -> np.ndarray:
         return np.round(array.astype(np.float64)).astype(array.dtype)
 
 
-# From the simplest on.
+# Simplest first.
 _SIMPLER: Final[tuple[tuple[str, Callable[[np.ndarray], np.ndarray]], ...]] = (
     ("all zeros", np.zeros_like),
     ("all ones", np.ones_like),
@@ -144,7 +147,7 @@ _ALL_ONE: Final = 1
 
 
 def _rank(array: np.ndarray) -> int:
-    """Return the number of the first row of `_SIMPLER` that changes nothing."""
+    """Return the index of the first row of `_SIMPLER` that changes nothing."""
     for rank, (_, simplify) in enumerate(_SIMPLER):
         if simplify(array).tobytes() == array.tobytes():
             return rank
@@ -152,11 +155,11 @@ def _rank(array: np.ndarray) -> int:
 
 
 def flags(base: Base, grain: int) -> Iterator[Candidate]:
-    """Yield the program without one of its options, on one side or the other."""
+    """Yield the program without one of its options, on either side."""
     variants = base.candidate.variants
     for side, variant in enumerate(variants):
         for less, what in _less(variant):
-            now = [less if index == side else one for index, one in enumerate(variants)]
+            now = [less if index == side else unchanged for index, unchanged in enumerate(variants)]
             yield changed(
                 base.candidate, "flags", f"side {'AB'[side]} without {what}", variants=now
             )
@@ -164,7 +167,7 @@ def flags(base: Base, grain: int) -> Iterator[Candidate]:
 
 def _less(variant: Variant) -> Iterator[tuple[Variant, str]]:
     for option in variant.options:
-        left = tuple(one for one in variant.options if one != option)
+        left = tuple(other for other in variant.options if other != option)
         yield with_text(dataclasses.replace(variant, options=left)), flag_text(*option)
     if variant.matmul_precision is not None:
         what = f"matmul-precision={variant.matmul_precision}"
@@ -172,12 +175,12 @@ def _less(variant: Variant) -> Iterator[tuple[Variant, str]]:
 
 
 def flag_text(name: str, value: CompilerOption) -> str:
-    """Return an option as XLA_FLAGS have it."""
+    """Return an option as it is written in XLA_FLAGS."""
     return f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def with_text(variant: Variant) -> Variant:
-    """Return a variant whose text says all that it is, so that a user can write it again."""
+    """Return a variant whose text describes it completely, so that a user can specify it again."""
     named = {"tpu-precision": f"tpu-precision={variant.precision}"}
     first = named.get(variant.kind, variant.kind)
     if variant.kind == "device":
@@ -200,7 +203,7 @@ def halves(size: int) -> Iterator[int]:
 
 
 def outputs(base: Base, grain: int) -> Iterator[Candidate]:
-    """Yield the program with one output alone, then with a half, a quarter, ... left out."""
+    """Yield the program with only one output, then without a half, a quarter, ... of them."""
     results = base.results
     if len(results) < 2:
         return
@@ -211,12 +214,15 @@ def outputs(base: Base, grain: int) -> Iterator[Candidate]:
     for size in halves(grain or len(results) // 2):
         for start in range(0, len(results), size):
             left = results[:start] + results[start + size :]
-            dropped = ", ".join(names[one] for one in results[start : start + size][:3])
+            dropped = ", ".join(names[result] for result in results[start : start + size][:3])
             yield from base.cut(left, [], "outputs", f"without the output {dropped}", size)
 
 
 def prefix(base: Base, grain: int) -> Iterator[Candidate]:
-    """Yield the program up to its middle, then to three quarters, ...: that is the output."""
+    """Yield the program cut off at its middle, then at three quarters, ...
+
+    The values that are live at the cut are the outputs.
+    """
     line = base.line
     for left_out in halves(len(base.computed) // 2):
         last = base.computed[len(base.computed) - left_out - 1]
@@ -225,11 +231,11 @@ def prefix(base: Base, grain: int) -> Iterator[Candidate]:
 
 
 def suffix(base: Base, grain: int) -> Iterator[Candidate]:
-    """Yield the program from its middle on, then from the first quarter, ..."""
+    """Yield the program starting from its middle, then from the first quarter, ..."""
     line = base.line
     skipped = halves(len(base.computed) // 2)
     starts = [line.position[base.computed[number]] for number in skipped]
-    base.record({one for start in starts for one in line.live(start)})
+    base.record({instruction for start in starts for instruction in line.live(start)})
     for start in starts:
         what = f"started at {line.order[start].name}"
         yield from base.cut(base.results, line.live(start), "suffix", what)
@@ -238,28 +244,30 @@ def suffix(base: Base, grain: int) -> Iterator[Candidate]:
 def loops(base: Base, grain: int) -> Iterator[Candidate]:
     """Yield the program with each loop run once, each conditional replaced by each branch."""
     if base.candidate.expected is not None:
-        return  # it would compute something else
-    for one in base.line.order:
-        if one.opcode == "while":
-            yield from _called_once(base, one.name, 0, f"only one iteration of {one.name}")
-        if one.opcode == "conditional":
-            for branch in range(len(one.called_computation_ids)):
-                what = f"only branch {branch} of {one.name}"
-                yield from _called_once(base, one.name, branch, what)
+        return  # the expected outputs would no longer apply
+    for instruction in base.line.order:
+        if instruction.opcode == "while":
+            yield from _called_once(
+                base, instruction.name, 0, f"only one iteration of {instruction.name}"
+            )
+        if instruction.opcode == "conditional":
+            for branch in range(len(instruction.called_computation_ids)):
+                what = f"only branch {branch} of {instruction.name}"
+                yield from _called_once(base, instruction.name, branch, what)
 
 
 def _called_once(base: Base, name: str, number: int, what: str) -> Iterator[Candidate]:
     modules = []
     for module in base.candidate.modules:
         copy = copy_of(module)
-        found = [
+        matching = [
             instruction
             for instruction in entry_computation(copy).instructions
             if instruction.name == name
         ]
-        if not found:
+        if not matching:
             return
-        _call(found[0], number)
+        _call(matching[0], number)
         inline_calls(copy)
         modules.append(copy)
     yield changed(base.candidate, "loops", what, modules=modules)
@@ -275,10 +283,10 @@ def _call(instruction: XlaMessage, number: int) -> None:
 
 
 def instructions(base: Base, grain: int) -> Iterator[Candidate]:
-    """Yield the program without a half of its instructions, a quarter, ..., one.
+    """Yield the program without half of its instructions, a quarter, ..., one.
 
-    What is left reads the recorded values of those that are gone; those that were outputs are no
-    longer any, and where one output only is left, what it was made of is the output instead.
+    The remaining instructions read the recorded values of the removed ones. A removed instruction
+    is no longer an output. Finally, each last instruction is replaced as an output by its operands.
     """
     computed, by_id = base.computed, base.line.by_id
     most = len(computed) // 2
@@ -289,10 +297,14 @@ def instructions(base: Base, grain: int) -> Iterator[Candidate]:
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
             what = f"with the recorded value of {by_id[computed[start]].name}{more}"
             yield from base.cut(results, gone, "instructions", what, size)
-    given = ("parameter", "constant")
+    sources = ("parameter", "constant")
     for last in base.results:
-        if by_id[last].opcode not in given:
-            read = [one for one in by_id[last].operand_ids if by_id[one].opcode not in given]
+        if by_id[last].opcode not in sources:
+            read = [
+                operand
+                for operand in by_id[last].operand_ids
+                if by_id[operand].opcode not in sources
+            ]
             left = dict.fromkeys([*(result for result in base.results if result != last), *read])
             what = f"without the last instruction {by_id[last].name}"
             yield from base.cut(left, [], "instructions", what)

@@ -1,7 +1,7 @@
-"""Draw what a report shows as SVG: histograms, maps of an array, bars of errors, a program.
+"""Draw the contents of a report as SVG: histograms, maps of an array, bars of errors, a program.
 
-Errors are drawn on logarithmic scales: they range over many orders of magnitude. All text is
-escaped. Colors come from classes alone, because the page's content policy takes no style attribute,
+Errors are drawn on logarithmic scales, since they range over many orders of magnitude. All text is
+escaped. Colors come only from classes, because the page's content policy allows no style attribute,
 and its two color schemes share one drawing.
 """
 
@@ -43,15 +43,15 @@ def _value(value: Attribute) -> str:
 def picture(
     identity: str, width: int, height: int, title: str, description: str, parts: Sequence[str]
 ) -> Markup:
-    """Return a whole drawing with a title and a description for who cannot see it.
+    """Return a complete drawing with a title and a description for users who cannot see it.
 
     Args:
-        identity: Unique in the page; the ids of title and description are made of it.
-        width: In units of the drawing; it is shrunk to the width of the page.
-        height: The same.
+        identity: Unique in the page; the ids of title and description are derived from it.
+        width: In units of the drawing; it shrinks to the width of the page.
+        height: In the same units.
         title: What it is.
         description: What it shows, in sentences.
-        parts: Elements, in the order to paint.
+        parts: Elements, in painting order.
     """
     title_id, description_id = f"{identity}-title", f"{identity}-description"
     return element(
@@ -69,7 +69,7 @@ def picture(
 
 
 def octave_text(octave: int) -> str:
-    """Return what distances in ULP an octave stands for: "0", "1", "2-3", "4-7", "2^10"."""
+    """Return the distances in ULP that an octave stands for: "0", "1", "2-3", "4-7", "2^10"."""
     if octave < 2:
         return str(octave)
     low = 1 << (octave - 1)
@@ -77,7 +77,7 @@ def octave_text(octave: int) -> str:
 
 
 def ulp_histogram(identity: str, output: OutputComparison) -> Markup:
-    """Return bars of how many elements are how many ULP apart."""
+    """Return a histogram of the elements by their distance in ULP."""
     counts = output.ulp_octaves
     step, left, top, tall = max(16, min(44, 460 // len(counts))), 8, 36, 110
     width, base = left + step * len(counts) + 10, top + tall
@@ -110,7 +110,7 @@ def ulp_histogram(identity: str, output: OutputComparison) -> Markup:
         if octave % every == 0:
             parts.append(_middle(octave_text(octave), x + step / 2, base + 14, "label"))
     parts.append(element("text", "ULP apart", x=left, y=base + 32, class_="label"))
-    told = ", ".join(
+    listed = ", ".join(
         f"{octave_text(octave)}: {count:,}" for octave, count in enumerate(counts) if count
     )
     return picture(
@@ -118,7 +118,7 @@ def ulp_histogram(identity: str, output: OutputComparison) -> Markup:
         max(width, 200),
         base + 40,
         f"ULP distances of {output.name}",
-        f"Elements by ULP distance. {told}.",
+        f"Elements by ULP distance. {listed}.",
         parts,
     )
 
@@ -155,17 +155,17 @@ def special_map(identity: str, name: str, grid: ErrorGrid) -> Markup:
 
 
 def special_legend(grid: ErrorGrid) -> list[tuple[str, str]]:
-    """Return class and words of each mark that occurs."""
+    """Return the class and the words of each mark that occurs."""
     return [(_MARKS[mark], words) for mark, words in special_words(grid)]
 
 
 def special_words(grid: ErrorGrid) -> list[tuple[int, str]]:
-    """Return number and words of each mark that occurs."""
+    """Return the number and the words of each mark that occurs."""
     return [(mark, SPECIALS[mark]) for mark in sorted(set(grid.specials)) if mark]
 
 
 def shade_legend(grid: ErrorGrid) -> list[tuple[str, str]]:
-    """Return class and words of the lightest and of the darkest shade."""
+    """Return the class and the words of the lightest and the darkest shade."""
     low, high = shade_range(grid.errors)
     if not high:
         return []
@@ -173,7 +173,7 @@ def shade_legend(grid: ErrorGrid) -> list[tuple[str, str]]:
 
 
 def box_text(grid: ErrorGrid) -> str:
-    """Return in words what part of the array the elements that differ lie in."""
+    """Return in words the part of the array that contains all differing elements."""
     if not grid.box:
         return ""
     axes = ", ".join(
@@ -193,7 +193,7 @@ def _map(
     for row in range(grid.rows):
         line = classes[row * grid.columns : (row + 1) * grid.columns]
         start = 0
-        while start < len(line):  # equal neighbors are one rectangle
+        while start < len(line):  # equal neighbors form one rectangle
             stop = start + 1
             while stop < len(line) and line[stop] == line[start]:
                 stop += 1
@@ -214,7 +214,7 @@ def _map(
 
 
 def shade_range(errors: Sequence[float]) -> tuple[float, float]:
-    """Return what the lightest and the darkest shade stand for: at least a factor of ten apart."""
+    """Return the errors of the lightest and the darkest shade, at least a factor of ten apart."""
     positive = [error for error in errors if error > 0]
     return (min(*positive, max(positive) / 10), max(positive)) if positive else (0.0, 0.0)
 
@@ -227,7 +227,7 @@ def _shade(error: float, limits: tuple[float, float]) -> int | None:
 
 
 class ErrorScale:
-    """Bars of errors in multiples of the tolerance, on one scale for a whole path.
+    """Bars of errors in multiples of the tolerance, on the same scale for a whole path.
 
     Args:
         path: The regions whose errors are drawn.
@@ -236,20 +236,22 @@ class ErrorScale:
     _WIDTH, _HEIGHT = 200, 22
 
     def __init__(self, path: Sequence[RegionError]) -> None:
-        errors = [error for one in path for error in (one.made, one.carried_out)]
+        errors = [error for region in path for error in (region.made, region.carried_out)]
         finite = [error for error in errors if math.isfinite(error) and error > 0]
         self._low = math.log10(min([0.1, *finite]))
         self._high = math.log10(max([10.0, *finite]))
-        # What is infinite reaches beyond what is not.
+        # Infinite errors extend beyond the finite ones.
         self._high += 0.5 if any(map(math.isinf, errors)) else 0.0
 
-    def bars(self, one: RegionError) -> Markup:
-        """Return two bars, of the error made and of the error carried out; words stand beside."""
+    def bars(self, region: RegionError) -> Markup:
+        """Return two bars, for the error made and the error carried out; words are next to them."""
         limit = self._place(1.0)
         parts = [
             element("rect", x=0, y=0, width=self._WIDTH, height=self._HEIGHT, class_="ground"),
-            element("rect", x=0, y=3, width=self._place(one.made), height=7, class_="made"),
-            element("rect", x=0, y=12, width=self._place(one.carried_out), height=7, class_="kept"),
+            element("rect", x=0, y=3, width=self._place(region.made), height=7, class_="made"),
+            element(
+                "rect", x=0, y=12, width=self._place(region.carried_out), height=7, class_="kept"
+            ),
             element("line", x1=limit, x2=limit, y1=0, y2=self._HEIGHT, class_="limit"),
         ]
         return element(
@@ -268,7 +270,7 @@ class ErrorScale:
         return max(1.0, share * self._WIDTH) if share else 0.0
 
     def share(self, error: float) -> float:
-        """Return how far an error reaches, from 0 to 1."""
+        """Return the length of an error's bar, from 0 to 1."""
         if math.isinf(error):
             return 1.0
         if math.isnan(error) or error <= 0:
@@ -300,12 +302,12 @@ _ARROW: Mapping[str, Attribute] = {
 }
 
 
-#: How many boxes fit beside each other on a wide page, and on a narrow one.
+#: How many boxes fit next to each other on a wide page, and on a narrow one.
 WIDE, NARROW = 5, 2
 
 
 def neighborhood(identity: str, around: Neighborhood, most_in_row: int = WIDE) -> Markup:
-    """Return boxes for instructions, with arrows from what is read to what reads it."""
+    """Return boxes for instructions, with arrows from each operand to the instructions using it."""
     rows = wrap([node.level for node in around.nodes], most_in_row)
     layout = lay_out(rows, around.edges, _SIZES)
     arrow = f"{identity}-arrow"

@@ -1,4 +1,4 @@
-"""Find where in an array the error sits, in few cells."""
+"""Find where in an array the error is, at the resolution of a few cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from snaprt_replay.report.model import ErrorGrid
 
 ROWS, COLUMNS = 24, 48
 
-# Elements looked at in one go: a few MB, whatever the array's size.
+# Elements processed at a time: a few MB, whatever the array's size.
 _CHUNK = 1 << 18
 
 
@@ -25,11 +25,11 @@ def error_grid(
     Args:
         expected: Any shape and dtype.
         actual: The same shape and dtype.
-        rows: At most so many rows of cells.
-        columns: At most so many columns of cells.
+        rows: The maximum number of rows of cells.
+        columns: The maximum number of columns of cells.
 
     Returns:
-        The grid, or None where there is nothing to lay out: no elements, or another shape or dtype.
+        The grid, or None if there are no elements, or the shapes or dtypes differ.
     """
     if expected.shape != actual.shape or expected.dtype != actual.dtype or not expected.size:
         return None
@@ -83,7 +83,7 @@ def error_grid(
 
 
 def error_cells(grid: ErrorGrid, rows: int, columns: int) -> ErrorGrid:
-    """Return the grid in fewer cells."""
+    """Return the grid with fewer cells."""
     errors = np.zeros((rows, columns))
     specials = np.zeros((rows, columns), np.int8)
     row, column = np.divmod(np.arange(len(grid.errors)), grid.columns)
@@ -100,7 +100,7 @@ def error_cells(grid: ErrorGrid, rows: int, columns: int) -> ErrorGrid:
 
 
 def _table(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
-    """Return rows and columns of the table that an array is laid out as."""
+    """Return the rows and columns of the table that an array is laid out as."""
     if len(shape) > 1:
         return math.prod(shape[:-1]), shape[-1]
     elements = math.prod(shape)
@@ -121,7 +121,7 @@ def _measure(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, ...]
             return np.where(np.isfinite(error) & unequal, error, 0.0), mark, unequal
         unequal = expected != actual
         error = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
-        # Neighbors beyond 2**53 are the same number in float64.
+        # Adjacent integers beyond 2**53 are the same number in float64.
         error = np.where(unequal, np.maximum(error, 1.0), 0.0)
     return error, np.zeros(expected.shape, np.int8), unequal
 

@@ -1,7 +1,7 @@
-"""What a report shows, as frozen data that can be saved: the one result of replaying a file.
+"""The contents of a report, as frozen data that can be saved: the one result of replaying a file.
 
-A `Report` is of one file: of a replay, a trial of variants or a compilation, and of what localizing
-found, where it was done. ``from_json(to_json(report))`` is ``report``.
+A `Report` describes one file: a replay, a trial of variants or a compilation, and the result of
+localizing, if that was done. ``from_json(to_json(report))`` is ``report``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from snaprt_replay.localize.findings import Localization
 SCHEMA: Final = "snaprt.report"
 SCHEMA_VERSION: Final = 1
 
-#: The word of a file that could not be replayed.
+#: The headline's word for a file that could not be replayed.
 FAILED: Final = "FAILED"
 
 Status = Literal["ok", "caution", "bad", "failed"]
@@ -34,9 +34,9 @@ found. ``failed``: it could not be replayed or judged."""
 class Headline:
     """The verdict."""
 
-    status: Status  # what color it has
-    word: str  # the same in words: "MATCH", "A IS WRONG", ...
-    sentence: str  # for a person
+    status: Status  # determines the color
+    word: str  # the status in words: "MATCH", "A IS WRONG", ...
+    sentence: str  # the explanation for the reader
 
 
 def verdict_word(kind: str) -> str:
@@ -46,20 +46,20 @@ def verdict_word(kind: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One thing about where the file was recorded and where it was replayed."""
+    """A property of the environments in which the file was recorded and replayed."""
 
-    name: str  # what: "jaxlib", "device_kind", ...
-    recorded: str = ""  # its value then; empty where unknown
-    here: str = ""  # its value now; empty where unknown
+    name: str  # "jaxlib", "device_kind", ...
+    recorded: str = ""  # its value then; empty if unknown
+    here: str = ""  # its value now; empty if unknown
 
     @property
     def differs(self) -> bool:
-        """Return whether both are known and not the same."""
+        """Return whether both values are known and differ."""
         return bool(self.recorded and self.here) and self.recorded != self.here
 
 
 def facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[Fact, ...]:
-    """Return what is known of two environments, in the order of the first."""
+    """Return what is known about two environments, in the order of the first."""
     return tuple(
         Fact(name, str(recorded.get(name, "")), str(here.get(name, "")))
         for name in dict.fromkeys([*recorded, *here])
@@ -71,34 +71,34 @@ def facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[Fact, .
 class RunRecord:
     """How a program ran: the replay, or a side of a trial."""
 
-    device: str = ""  # the device's name, ``cpu:0``; empty where nothing ran
-    device_kind: str = ""  # what it calls itself
+    device: str = ""  # the device's name, ``cpu:0``; empty if nothing ran
+    device_kind: str = ""  # JAX's device_kind
     compile_seconds: float = 0.0  # to compile the program, or load it from the cache
     execute_seconds: tuple[float, ...] = ()  # of each run
     from_cache: bool = False  # whether the executable came from the persistent cache
-    isolated: bool = False  # whether it ran in a process of its own
-    # Whether all runs gave the same bits; None where it ran once only.
+    isolated: bool = False  # whether it ran in a separate process
+    # Whether all runs gave the same bits; None if it ran only once.
     agrees_with_itself: bool | None = None
-    # Why it gave no outputs: ``kind``, ``signature``, ``message``, ``hint``.
+    # Why it returned no outputs: ``kind``, ``signature``, ``message``, ``hint``.
     failure: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRow:
-    """What one of several devices gave that ran the same."""
+    """The result of one of several devices that ran the same program."""
 
     device: str  # its name
-    device_kind: str = ""  # what it calls itself
-    result: int = 1  # which of the different results it gave; 1 is the most common
+    device_kind: str = ""  # JAX's device_kind
+    result: int = 1  # which of the different results it returned; 1 is the most common
     execute_seconds: tuple[float, ...] = ()  # of each run
-    # Whether all its runs gave the same bits; None where it ran once only.
+    # Whether all its runs gave the same bits; None if it ran only once.
     agrees_with_itself: bool | None = None
     agrees_with_run: int | None = None  # as in `Report`
-    verdict: str = ""  # on its outputs beside the recorded ones; empty where there are none
+    verdict: str = ""  # on its outputs and the recorded ones; empty if none are recorded
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Return what a table says of it, under `DEVICE_COLUMNS`."""
+        """Return its row of a table with the columns `DEVICE_COLUMNS`."""
         count = len(self.execute_seconds)
         runs = {None: f"{count} run", True: f"{count} runs agree", False: f"{count} runs differ"}
         agrees = {
@@ -118,17 +118,17 @@ class DeviceRow:
 
 
 DEVICE_COLUMNS = ("device", "kind", "result", "runs", "vs. recorded", "of two recorded runs")
-"""The heads of a table of devices; the last column may be empty."""
+"""The column headers of a table of devices; the last column may be empty."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler said of a program that was compiled only."""
+    """The compiler's report on a program that was only compiled."""
 
     memory: Mapping[str, float | int]  # bytes, by XLA's names
     cost: Mapping[str, float | int]  # the compiler's cost analysis, by XLA's names
     hlo: str  # where the optimized HLO was saved
-    # The largest arrays, as `largest_arrays` gives them.
+    # The largest arrays, as `largest_arrays` returns them.
     largest: Sequence[Mapping[str, str | int]] = ()
 
 
@@ -139,38 +139,38 @@ class TrialSide:
     letter: str  # "A", "B" or "reference"
     name: str  # the variant
     status: Status  # see `Status`
-    word: str  # what is said of it: "within rounding", "wrong", "failed", ...
-    # How many times further from the reference than rounding explains; None where unknown.
+    word: str  # the verdict on it: "within rounding", "wrong", "failed", ...
+    # How many times further from the reference than rounding explains; None if unknown.
     score: float | None = None
-    device: str = ""  # where it ran; empty where it did not run
-    reason: str = ""  # why it failed; empty where it did not
+    device: str = ""  # where it ran; empty if it did not run
+    reason: str = ""  # why it failed; empty if it did not fail
 
 
 @dataclasses.dataclass(frozen=True)
 class ErrorGrid:
-    """Where in an array the error sits: the array as a table, and that in few cells.
+    """Where in an array the error is: the array as a table that is divided into a few cells.
 
-    The table has the array's last axis as its columns and all others as its rows; an array of one
-    axis is broken into rows of equal length.
+    The table has the array's last axis as its columns and all others as its rows; an array with one
+    axis is split into rows of equal length.
     """
 
     rows: int  # rows of cells
     columns: int  # columns of cells
     table_rows: int  # rows of the table
     table_columns: int  # columns of the table
-    # The largest absolute error in each cell, row by row; 0 where there is none.
+    # The largest absolute error in each cell, row by row; 0 for no error.
     errors: tuple[float, ...]
     specials: tuple[int, ...]  # a mark for each cell, one of `SPECIALS`
-    # First and last index of the elements that differ, for each axis; empty if none does.
+    # First and last index of the differing elements, for each axis; empty if none differ.
     box: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there are as many cells as it says."""
+        """Raise ValueError unless there are as many cells as the grid declares."""
         if not len(self.errors) == len(self.specials) == self.rows * self.columns:
             raise ValueError("a grid does not have as many cells as it declares")
 
 
-#: What a cell of the NaN and Inf map says, by its mark; a cell has the largest one of its elements.
+#: The meaning of each mark in the NaN and Inf map; a cell has the largest mark of its elements.
 SPECIALS: Final = (
     "finite on both sides",
     "NaN or Inf, the same on both sides",
@@ -185,24 +185,24 @@ class GraphNode:
     """An instruction near the one at fault."""
 
     name: str  # its name in the HLO module
-    opcode: str  # XLA's name of the operation
+    opcode: str  # XLA's name for the operation
     shape: str  # element type and dimensions
-    source: str  # ``file:line (function)`` of the user's Python; empty where unknown
-    level: int  # the row that it is drawn in: below all that it reads
-    at_fault: bool = False  # whether it is one of those found
+    source: str  # ``file:line (function)`` of the user's Python; empty if unknown
+    level: int  # the row that it is drawn in: below all of its operands
+    at_fault: bool = False  # whether it is one of the instructions at fault
 
 
 @dataclasses.dataclass(frozen=True)
 class Neighborhood:
-    """The part of the program around what is at fault."""
+    """The part of the program around the instructions at fault."""
 
     nodes: tuple[GraphNode, ...]  # the instructions, by level
-    # Pairs of positions in ``nodes``: from what is read to what reads it.
+    # Pairs of positions in ``nodes``: from an operand to the instruction that reads it.
     edges: tuple[tuple[int, int], ...]
-    hidden: int = 0  # how many more are as near
+    hidden: int = 0  # how many more instructions are as near
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless it can be drawn, edges leading down."""
+        """Raise ValueError unless it can be drawn with all edges leading down."""
         nodes = self.nodes
         if any(not 0 <= node.level <= len(nodes) for node in nodes) or not nodes:
             raise ValueError("a node is in no row")
@@ -215,7 +215,7 @@ class Neighborhood:
 
 @dataclasses.dataclass(frozen=True)
 class SourceExcerpt:
-    """Lines of the user's Python around one that an instruction comes from."""
+    """Lines of the user's Python around a line that an instruction comes from."""
 
     location: str  # ``file:line (function)``
     first_line: int  # the number of the first line
@@ -228,23 +228,23 @@ class SourceExcerpt:
 class Command:
     """A command that shows the same, or more."""
 
-    purpose: str  # what for
-    text: str  # as a shell takes it
+    purpose: str  # what it is for
+    text: str  # in shell syntax
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What is known of one file."""
+    """What is known about one file."""
 
     path: str
     headline: Headline  # the verdict
-    hint: str = ""  # what to do about it, where it could not be replayed
+    hint: str = ""  # what to do about it, if it could not be replayed
     format: str = ""  # the file's format
     module: str = ""  # the module's name
-    files: tuple[str, ...] = ()  # all files that it was read from, where there are several
+    files: tuple[str, ...] = ()  # all files that it was read from, if there are several
     # How it ran: ``replay``, or the sides ``a``, ``b`` and ``reference``.
     runs: Mapping[str, RunRecord] = dataclasses.field(default_factory=dict)
-    # XLA options that it was recorded with beyond the defaults.
+    # The XLA options that it was recorded with, beyond the defaults.
     compiler_options: Mapping[str, str | bool | int | float] = dataclasses.field(
         default_factory=dict
     )
@@ -254,24 +254,24 @@ class Report:
     sides: tuple[TrialSide, ...] = ()  # of a trial of variants
     # Of a trial: the fields of `compare.verdict.Judgement`.
     judgement: Mapping[str, Any] | None = None
-    compiled: Compiled | None = None  # where it was compiled only
-    # What the file says of an error that was raised while a graph was recorded.
+    compiled: Compiled | None = None  # if it was only compiled
+    # The file's record of an error that was raised while a graph was recorded.
     trace_error: Mapping[str, Any] | None = None
-    raised: Mapping[str, Any] | None = None  # what evaluating the operation that failed gave here
+    raised: Mapping[str, Any] | None = None  # the result of evaluating the failed operation here
     comparison: Comparison | None = None  # the outputs, compared
     by_device: tuple[Comparison, ...] = ()  # what each device held of them, compared
     repeats: Comparison | None = None  # two runs, compared bit for bit
-    # Where the outputs of two runs are recorded, with which of them, 1 or 2, the replayed ones
+    # If the outputs of two runs are recorded, the one, 1 or 2, with which the replayed outputs
     # agree bit for bit; 0 for neither.
     agrees_with_run: int | None = None
-    all_devices: tuple[DeviceRow, ...] = ()  # what each device gave, where it was replayed on all
-    # Of the outputs, where there is nothing to compare them with.
+    all_devices: tuple[DeviceRow, ...] = ()  # the result of each device, if it was replayed on all
+    # Of the outputs, if there is nothing to compare them with.
     statistics: tuple[ArrayStatistics, ...] = ()
-    # One for each output of the comparison; None where there is none.
+    # One for each output of the comparison; None if it has no grid.
     grids: tuple[ErrorGrid | None, ...] = ()
-    localization: Localization | None = None  # where it starts; None if that was not looked for
-    neighborhood: Neighborhood | None = None  # of the instructions found
-    sources: tuple[SourceExcerpt, ...] = ()  # the lines that they come from
+    localization: Localization | None = None  # where the fault starts; None if not localized
+    neighborhood: Neighborhood | None = None  # of the instructions at fault
+    sources: tuple[SourceExcerpt, ...] = ()  # the source lines that they come from
     commands: tuple[Command, ...] = ()  # to reproduce it
 
     @property
@@ -282,7 +282,7 @@ class Report:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Return the time to compile, and of all runs together."""
+        """Return the total time of compilation and of all runs."""
         runs = self.runs.values()
         return sum(run.compile_seconds for run in runs), sum(
             seconds for run in runs for seconds in run.execute_seconds
@@ -290,7 +290,7 @@ class Report:
 
 
 def worst_first(outputs: Sequence[OutputComparison]) -> list[int]:
-    """Return the positions of outputs, the worst first, equally bad ones in their own order."""
+    """Return the positions of outputs, the worst first; equally bad ones keep their order."""
     return sorted(range(len(outputs)), key=lambda number: _badness(outputs[number]), reverse=True)
 
 
@@ -306,7 +306,7 @@ def _badness(output: OutputComparison) -> tuple[float, ...]:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Return a report as JSON data; numbers that JSON does not have become text."""
+    """Return a report as JSON data; numbers that JSON cannot express become text."""
     bare = dataclasses.replace(
         report, comparison=None, by_device=(), repeats=None, localization=None
     )
@@ -322,12 +322,12 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> Report:
-    """Undo `to_json`; what a later version added is passed over.
+    """Return the report from its JSON data; fields added by later versions are ignored.
 
     Raises:
         UsageError: It is not a report.
     """
-    if "runs" not in plain and "seconds" in plain:  # as it was written first
+    if "runs" not in plain and "seconds" in plain:  # the first format
         compiling, running = plain["seconds"]
         run = {"device": plain["device"], "compile_seconds": compiling}
         plain = {**plain, "runs": {"replay": {**run, "execute_seconds": [running]}}}

@@ -22,7 +22,7 @@ from snaprt_replay.localize.program import FlatModule
 
 GRAPHS, ERRORS = "graphs.json", "errors.json"
 
-#: What an infinite error is shown as: node data are JSON numbers.
+#: The value shown for an infinite error, since node data are JSON numbers.
 LARGEST: Final = 1e30
 
 _THRESHOLDS: Final = (
@@ -32,13 +32,13 @@ _THRESHOLDS: Final = (
 )
 
 
-def write(program: FlatModule, found: Localization | None, folder: Path) -> tuple[Path, ...]:
+def write(program: FlatModule, localization: Localization | None, folder: Path) -> tuple[Path, ...]:
     """Write the files and return their paths.
 
     Args:
         program: The program, as localizing reads it.
-        found: What localizing found in it; without, there are no node data.
-        folder: Where to; it is made where it is not there.
+        localization: The result of localizing in it; without one, there is no node data.
+        folder: Where to write; created if missing.
 
     Raises:
         OSError: They cannot be written.
@@ -46,9 +46,9 @@ def write(program: FlatModule, found: Localization | None, folder: Path) -> tupl
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / GRAPHS]
     write_whole(written[0], json.dumps(graph_collection(program)).encode())
-    if found is not None:
+    if localization is not None:
         written.append(folder / ERRORS)
-        data = json.dumps(node_data(program, found), allow_nan=False)
+        data = json.dumps(node_data(program, localization), allow_nan=False)
         write_whole(written[1], data.encode())
     return tuple(written)
 
@@ -57,7 +57,7 @@ def graph_collection(program: FlatModule) -> dict[str, Any]:
     """Return a graph for each computation, the entry first."""
     module = program.module
     computations = sorted(
-        module.computations, key=lambda one: one.id != module.entry_computation_id
+        module.computations, key=lambda computation: computation.id != module.entry_computation_id
     )
     names = {computation.id: _graph_id(computation) for computation in computations}
     return {
@@ -76,17 +76,17 @@ def _graph(
     }
 
 
-def _node(program: FlatModule, one: XlaMessage, names: Mapping[int, str]) -> dict[str, Any]:
+def _node(program: FlatModule, instruction: XlaMessage, names: Mapping[int, str]) -> dict[str, Any]:
     facts = {
-        "name": one.name,
-        "shape": shape_text(one.shape),
-        "op_name": one.metadata.op_name,
-        "source": source_of(program.module, one),
+        "name": instruction.name,
+        "shape": shape_text(instruction.shape),
+        "op_name": instruction.metadata.op_name,
+        "source": source_of(program.module, instruction),
     }
     node: dict[str, Any] = {
-        "id": str(one.id),
-        "label": shown.name(one.opcode),
-        "namespace": _namespace(one.metadata.op_name),
+        "id": str(instruction.id),
+        "label": shown.name(instruction.opcode),
+        "namespace": _namespace(instruction.metadata.op_name),
         "attrs": [
             {"key": key, "value": shown.name(value, 400)} for key, value in facts.items() if value
         ],
@@ -96,18 +96,18 @@ def _node(program: FlatModule, one: XlaMessage, names: Mapping[int, str]) -> dic
                 "sourceNodeOutputId": "0",
                 "targetNodeInputId": str(number),
             }
-            for number, operand in enumerate(one.operand_ids)
+            for number, operand in enumerate(instruction.operand_ids)
         ],
         "outputsMetadata": [
-            {"id": "0", "attrs": [{"key": "tensor_shape", "value": shape_text(one.shape)}]}
+            {"id": "0", "attrs": [{"key": "tensor_shape", "value": shape_text(instruction.shape)}]}
         ],
     }
-    called = [names[called] for called in one.called_computation_ids if called in names]
+    called = [names[called] for called in instruction.called_computation_ids if called in names]
     return {**node, "subgraphIds": called} if called else node
 
 
 def _namespace(op_name: str) -> str:
-    """Return JAX's scopes of an operation as a path; the last part is the operation's own name."""
+    """Return JAX's scopes of an operation as a path, without the operation's own name."""
     return "/".join(shown.name(part, 60) for part in op_name.split("/")[:-1] if part)
 
 
@@ -115,14 +115,14 @@ def _graph_id(computation: XlaMessage) -> str:
     return f"{shown.name(computation.name)} ({computation.id})"
 
 
-def node_data(program: FlatModule, found: Localization) -> dict[str, Any]:
-    """Return the error made by the regions looked at, for the instructions in them, by graph."""
+def node_data(program: FlatModule, localization: Localization) -> dict[str, Any]:
+    """Return the error made by the examined regions, for the instructions in them, by graph."""
     values: dict[str, float] = {}
-    for region in found.path:  # coarse ones first: what is known more closely comes later
+    for region in localization.path:  # coarse regions first, so that finer ones replace them
         for name in _between(program, region.first.name, region.last.name):
             values[name] = region.made
-    for place in found.instructions:
-        worst = max((one.error for one in found.difference), default=math.inf)
+    for place in localization.instructions:
+        worst = max((comparison.error for comparison in localization.difference), default=math.inf)
         values[place.name] = max(worst, values.get(place.name, 0.0))
     graphs = {}
     for computation in program.module.computations:
@@ -144,11 +144,12 @@ def _number(error: float) -> float:
 
 
 def _between(program: FlatModule, first: str, last: str) -> Sequence[str]:
-    """Return the names of the instructions of a region that do something; they stand in a row."""
+    """Return the names of the instructions of a region that compute something, in order."""
     for computation in program.module.computations:
         names = [instruction.name for instruction in computation.instructions]
         if first in names and last in names:
-            work = {one.name for one in program.line(computation.id).work()} | {first, last}
+            working = program.line(computation.id).work()
+            work = {instruction.name for instruction in working} | {first, last}
             row = names[names.index(first) : names.index(last) + 1]
             return [name for name in row if name in work]
     return ()

@@ -1,6 +1,6 @@
 """Write reports as one self-contained page, see `snaprt.pages`.
 
-What comes from files is escaped by the template engine, and spelt out by `shown`.
+The template engine escapes text from files, and `shown` makes it printable.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from snaprt_replay.report.model import DEVICE_COLUMNS, ErrorGrid, Report, Status
 
 _PACKAGE: Final = "snaprt_replay.report"
 
-#: Outputs drawn; the table has all of them.
+#: How many outputs are drawn; the table has all of them.
 _DRAWN: Final = 12
 
-#: Files shown one by one; beyond so many, only those that are worth a look.
+#: How many files are shown in full; with more, only those that are not ok.
 _SHOWN: Final = 50
 
 _STATUS: Final[dict[Verdict, Status]] = {IDENTICAL: "ok", MISMATCH: "bad"}
@@ -41,8 +41,8 @@ def page(reports: Sequence[Report]) -> str:
         title=_title(reports),
         device_columns=DEVICE_COLUMNS,
         reports=[
-            _Shown(f"r{number}", one, len(reports) <= _SHOWN or one.headline.status != "ok")
-            for number, one in enumerate(reports, 1)
+            _Shown(f"r{number}", report, len(reports) <= _SHOWN or report.headline.status != "ok")
+            for number, report in enumerate(reports, 1)
         ],
     )
 
@@ -55,7 +55,7 @@ def _title(reports: Sequence[Report]) -> str:
 
 @functools.cache
 def _style() -> str:
-    # A page may be cut at "</" inside a style element: there is none in ours, a test looks.
+    # "</" inside a style element may end it: a test checks that there is none.
     return resources.files(_PACKAGE).joinpath("page.css").read_text(encoding="utf-8")
 
 
@@ -89,7 +89,7 @@ class _Drawn:
 
     @functools.cached_property
     def error_map(self) -> Markup | None:
-        # A map of a single cell says no more than the table.
+        # A map with a single cell says no more than the table.
         if self.grid is None or len(self.grid.errors) == 1 or not any(self.grid.errors):
             return None
         return charts.error_map(f"{self.identity}-map", self.output.name, self.grid)
@@ -118,7 +118,7 @@ class _Drawn:
 
 
 class _Shown:
-    """A report with what the template asks of it."""
+    """A report with the properties that the template uses."""
 
     def __init__(self, identity: str, report: Report, in_full: bool) -> None:
         self.identity = identity

@@ -1,4 +1,4 @@
-"""Read what commands printed with ``--json`` as reports, also in the forms of earlier versions."""
+"""Read the ``--json`` output of commands as reports, including the formats of earlier versions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _OLD_NAMES: Final = {
 
 
 def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
-    """Return the reports that a saved result stands for.
+    """Return the reports in a saved result.
 
     Args:
-        plain: The JSON data of any schema in `_READERS`.
-        path: What to call it where it does not say itself which file it is of.
+        plain: The JSON data, with any schema in `_READERS`.
+        path: The path to show if the data do not name the file themselves.
 
     Raises:
-        UsageError: It is none of these, of another version, or damaged.
+        UsageError: The schema or its version is unknown, or the data are damaged.
     """
     plain = _with_new_names(plain)
     reader = _READERS.get(str(plain.get("schema")))
@@ -63,17 +63,17 @@ def _with_new_names(plain: Mapping[str, Any]) -> Mapping[str, Any]:
         elif name == "schema":
             renamed[name] = _OLD_NAMES.get(str(value), value)
         elif name == "reports" and isinstance(value, list):
-            renamed[name] = [_with_new_names(one) for one in value]
+            renamed[name] = [_with_new_names(report) for report in value]
     return renamed
 
 
-def headline_of(found: findings.Localization) -> Headline:
-    """Return the headline of what localizing found."""
-    status, word = _FOUND[found.kind]
-    return Headline(status, word, found.sentence)
+def headline_of(localization: findings.Localization) -> Headline:
+    """Return the headline of a localization."""
+    status, word = _HEADLINES[localization.kind]
+    return Headline(status, word, localization.sentence)
 
 
-_FOUND: Final[Mapping[FindingKind, tuple[Status, str]]] = {
+_HEADLINES: Final[Mapping[FindingKind, tuple[Status, str]]] = {
     "instruction": ("bad", "FOUND"),
     "interaction": ("bad", "FOUND"),
     "amplification": ("bad", "ILL-CONDITIONED"),
@@ -88,8 +88,8 @@ def _read_reports(plain: Mapping[str, Any], path: str) -> Iterator[Report]:
 
 
 def _read_localization(plain: Mapping[str, Any], path: str) -> Iterator[Report]:
-    found = findings.from_json(plain)
-    yield Report(path, headline_of(found), localization=found)
+    localization = findings.from_json(plain)
+    yield Report(path, headline_of(localization), localization=localization)
 
 
 def _read_comparison(plain: Mapping[str, Any], path: str) -> Iterator[Report]:

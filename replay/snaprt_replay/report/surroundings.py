@@ -22,76 +22,75 @@ _MOST_SOURCE_BYTES: Final = 1 << 22
 
 
 def surroundings(program: FlatModule, places: Sequence[InstructionPlace]) -> Neighborhood | None:
-    """Return what is at most two steps from the instructions found; None if they are not there.
+    """Return the instructions at most two steps from those at fault; None if those are missing.
 
     Args:
         program: The program that was localized.
-        places: What was found.
+        places: The instructions at fault.
     """
     names = {place.name for place in places}
     for computation in program.module.computations:
-        found = [
+        at_fault = [
             instruction.id for instruction in computation.instructions if instruction.name in names
         ]
-        if found:
-            return _around(program, computation, found)
+        if at_fault:
+            return _around(program, computation, at_fault)
     return None
 
 
-def _around(program: FlatModule, computation: XlaMessage, found: Sequence[int]) -> Neighborhood:
+def _around(program: FlatModule, computation: XlaMessage, at_fault: Sequence[int]) -> Neighborhood:
     by_id = {instruction.id: instruction for instruction in computation.instructions}
     users: dict[int, list[int]] = {}
-    for one in computation.instructions:
-        for operand in dict.fromkeys(one.operand_ids):
-            users.setdefault(operand, []).append(one.id)
-    near = list(dict.fromkeys(found))
+    for instruction in computation.instructions:
+        for operand in dict.fromkeys(instruction.operand_ids):
+            users.setdefault(operand, []).append(instruction.id)
+    near = list(dict.fromkeys(at_fault))
     edge = near
     for _ in range(_DISTANCE):
-        steps = [itertools.chain(by_id[one].operand_ids, users.get(one, ())) for one in edge]
-        edge = [
-            fromkey for fromkey in dict.fromkeys(itertools.chain(*steps)) if fromkey not in near
-        ]
+        steps = [itertools.chain(by_id[node].operand_ids, users.get(node, ())) for node in edge]
+        edge = [node for node in dict.fromkeys(itertools.chain(*steps)) if node not in near]
         near += edge
     kept = near[:_MOST_NODES]
-    order = [one for one in by_id if one in kept]  # what is read stands before what reads it
+    # Operands come before the instructions that read them.
+    order = [node for node in by_id if node in kept]
     edges = [
-        (operand, one)
-        for one in order
-        for operand in dict.fromkeys(by_id[one].operand_ids)
+        (operand, node)
+        for node in order
+        for operand in dict.fromkeys(by_id[node].operand_ids)
         if operand in kept
     ]
     levels = _levels(order, edges)
-    order.sort(key=lambda one: levels[one])
-    number = {one: index for index, one in enumerate(order)}
+    order.sort(key=lambda node: levels[node])
+    number = {node: index for index, node in enumerate(order)}
     nodes = tuple(
         GraphNode(
-            name=by_id[one].name,
-            opcode=by_id[one].opcode,
-            shape=shape_text(by_id[one].shape),
-            source=source_of(program.module, by_id[one]),
-            level=levels[one],
-            at_fault=one in found,
+            name=by_id[node].name,
+            opcode=by_id[node].opcode,
+            shape=shape_text(by_id[node].shape),
+            source=source_of(program.module, by_id[node]),
+            level=levels[node],
+            at_fault=node in at_fault,
         )
-        for one in order
+        for node in order
     )
     drawn = tuple((number[start], number[stop]) for start, stop in edges)
     return Neighborhood(nodes, drawn, hidden=len(near) - len(kept))
 
 
 def _levels(order: Sequence[int], edges: Sequence[tuple[int, int]]) -> Mapping[int, int]:
-    """Return for each instruction the row above the first of those that read it."""
+    """Return the row of each instruction: the one above the first instruction that reads it."""
     above = dict.fromkeys(order, 0)
     for start, stop in sorted(edges, key=lambda edge: order.index(edge[1]), reverse=True):
         above[start] = max(above[start], above[stop] + 1)
     most = max(above.values(), default=0)
-    return {one: most - height for one, height in above.items()}
+    return {node: most - height for node, height in above.items()}
 
 
 def source_excerpts(locations: Sequence[str], root: Path) -> tuple[SourceExcerpt, ...]:
-    """Return the lines that instructions come from, of Python files below one folder.
+    """Return the source lines of instructions, from Python files in one folder.
 
-    A snapshot names whatever file it likes, and a report is passed on: nothing outside of the
-    folder that the user works in is copied into it.
+    A snapshot may name any file, and reports are shared, so nothing from outside of the user's
+    working folder is copied into them.
 
     Args:
         locations: ``file:line (function)``, the most important first.
@@ -110,15 +109,17 @@ def source_excerpts(locations: Sequence[str], root: Path) -> tuple[SourceExcerpt
             lines = _python_lines(file, root.resolve())
             if 1 <= line <= len(lines):
                 first = max(1, line - _LINES_AROUND)
-                around = tuple(one.expandtabs(4) for one in lines[first - 1 : line + _LINES_AROUND])
+                around = tuple(
+                    text.expandtabs(4) for text in lines[first - 1 : line + _LINES_AROUND]
+                )
                 excerpts.append(SourceExcerpt(location, first, (line,), around))
     return tuple(excerpts)
 
 
 def _file_and_line(location: str) -> tuple[str, int]:
-    """Return what ``file:line (function)`` names; line 0 where it names none."""
-    found = re.fullmatch(r"(.+):(\d{1,7})(?: \(.*\))?", location, re.DOTALL | re.ASCII)
-    return (found[1], int(found[2])) if found else ("", 0)
+    """Return the file and line in ``file:line (function)``; line 0 if there is none."""
+    match = re.fullmatch(r"(.+):(\d{1,7})(?: \(.*\))?", location, re.DOTALL | re.ASCII)
+    return (match[1], int(match[2])) if match else ("", 0)
 
 
 def _python_lines(file: str, root: Path) -> Sequence[str]:
@@ -128,12 +129,12 @@ def _python_lines(file: str, root: Path) -> Sequence[str]:
         if not allowed or path.stat().st_size > _MOST_SOURCE_BYTES:
             return ()
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, ValueError):  # gone, not ours to read, or no name that a file can have
+    except (OSError, ValueError):  # missing, not readable, or not a valid file name
         return ()
 
 
 def locations(around: Neighborhood | None, places: Sequence[InstructionPlace]) -> list[str]:
-    """Return where the instructions found, and then those around them, come from."""
+    """Return the source locations of the instructions at fault, then of those around them."""
     nodes = around.nodes if around is not None else ()
     both = [place.source for place in places] + [node.source for node in nodes]
-    return [fromkey for fromkey in dict.fromkeys(both) if fromkey]
+    return [location for location in dict.fromkeys(both) if location]

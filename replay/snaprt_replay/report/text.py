@@ -36,7 +36,7 @@ _MOST_OUTPUTS: Final = 4
 _MOST_RUNS: Final = 3
 _MAP_ROWS, _MAP_COLUMNS = 8, 48
 
-# XLA's name -> words; what is zero everywhere but on one platform is in the JSON alone.
+# XLA's name -> words; what is nonzero on only one platform is only in the JSON.
 _MEMORY: Final = {
     "argument_size": "arguments",
     "output_size": "outputs",
@@ -53,7 +53,7 @@ _COST: Final = {
 
 Statistics = tuple[ArrayStatistics, ...]
 Block = str | Comparison | Statistics
-"""A line, or what a terminal shows as a table."""
+"""A line, or data that a terminal shows as a table."""
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -67,7 +67,7 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def blocks(report: Report) -> Iterator[Block]:
-    """Yield a report's lines and tables, the verdict last: on a terminal the last is seen first."""
+    """Yield a report's lines and tables; the verdict is last, where a terminal user looks first."""
     module = f", module {shown.name(report.module)}" if report.module else ""
     yield f"{shown.name(report.path, 400)}: {report.format}{module}".removesuffix(": ")
     if "replay" in report.runs:
@@ -78,8 +78,8 @@ def blocks(report: Report) -> Iterator[Block]:
         yield _side_line(side, report.runs.get(side.letter.lower(), RunRecord()))
     if report.judgement is not None and report.judgement["reference"]:
         moved = report.judgement["amplification"]
-        told = "" if moved is None else f"; rounding moves its outputs by about {moved:.3g} ulp"
-        yield f"reference: {shown.name(report.judgement['reference'])}{told}"
+        rounding = "" if moved is None else f"; rounding moves its outputs by about {moved:.3g} ulp"
+        yield f"reference: {shown.name(report.judgement['reference'])}{rounding}"
     for note in report.notes:
         yield f"note: {shown.sentence(note)}"
     for warning in report.warnings:
@@ -125,7 +125,7 @@ def _side_line(side: TrialSide, run: RunRecord) -> str:
 
 
 def compiled_lines(compiled: Compiled) -> Iterator[str]:
-    """Yield what a program needs as the compiler says, and where its HLO is."""
+    """Yield the compiler's figures for a program's memory and cost, and where its HLO is."""
     memory = [
         f"{words} {format_size(int(compiled.memory[name]))}"
         for name, words in _MEMORY.items()
@@ -138,7 +138,7 @@ def compiled_lines(compiled: Compiled) -> Iterator[str]:
         size, shape = format_size(int(array["bytes"])), shown.name(str(array["shape"]))
         yield f"  {times}{size} {shape}, {shown.name(str(array['opcode']))}{source}"
     known = compiled.cost
-    # XLA says -1 where it cannot tell, as of custom calls.
+    # XLA reports -1 if it does not know, for example for custom calls.
     cost = [form.format(known[name]) for name, form in _COST.items() if known.get(name, -1) >= 0]
     yield f"cost: {', '.join(cost) or 'the compiler provides no analysis'}"
     yield f"optimized HLO: {shown.name(compiled.hlo, 400)}"
@@ -173,13 +173,13 @@ def _worst_outputs(report: Report, comparison: Comparison) -> Iterator[str]:
 
 
 def worst_words(report: Report) -> str:
-    """Return the worst output and how bad it is in a few words, or why there is none."""
+    """Return in a few words the worst output and how bad it is, or why there is none."""
     if report.comparison is None or not report.comparison.outputs:
         return shown.name(report.headline.sentence)
     worst = report.comparison.outputs[worst_first(report.comparison.outputs)[0]]
     if worst.verdict == IDENTICAL:
-        told = report.comparison.nonfinite_in_words()
-        return f"all identical; but {shown.sentence(told)}" if told else "all identical"
+        nonfinite = report.comparison.nonfinite_in_words()
+        return f"all identical; but {shown.sentence(nonfinite)}" if nonfinite else "all identical"
     far = "" if worst.max_ulp is None else f", {worst.max_ulp} ulp"
     return f"{shown.name(worst.name, 60)}: {worst.beyond} of {worst.elements} beyond{far}"
 
@@ -204,7 +204,7 @@ def _output_lines(output: OutputComparison, grid: ErrorGrid | None) -> Iterator[
 
 
 def bars(counts: Sequence[int]) -> str:
-    """Return a bar for each count, on a logarithmic scale; a count above 0 is always seen."""
+    """Return a bar for each count, on a logarithmic scale; a count above 0 is always visible."""
     most = math.log(max(counts, default=0) + 1) or 1.0
     top = len(_BARS) - 1
     return "".join(
@@ -227,46 +227,46 @@ def _cell(error: float, special: int, low: float, high: float) -> str:
 
 
 def _special_words(grid: ErrorGrid) -> str:
-    told = charts.special_words(grid)
-    return "".join(f"  {_SPECIAL[mark]} {words}" for mark, words in told)
+    legend = charts.special_words(grid)
+    return "".join(f"  {_SPECIAL[mark]} {words}" for mark, words in legend)
 
 
-def localization_lines(found: Localization) -> Iterator[str]:
-    """Yield what localizing found: the errors of the regions looked at, and the instructions."""
-    for note in found.notes:
+def localization_lines(localization: Localization) -> Iterator[str]:
+    """Yield the result of localizing: the errors of the examined regions, and the instructions."""
+    for note in localization.notes:
         yield f"note: {shown.sentence(note)}"
-    if found.share_matched < 1.0:
+    if localization.share_matched < 1.0:
         yield (
-            f"{found.matched} of {found.instruction_count} instructions "
-            f"({found.share_matched:.0%}) match the reference"
+            f"{localization.matched} of {localization.instruction_count} instructions "
+            f"({localization.share_matched:.0%}) match the reference"
         )
-    if found.path:
-        yield from _path_table(found.path)
+    if localization.path:
+        yield from _path_table(localization.path)
         yield "errors are in multiples of the default tolerance; see docs/explanation/comparison.md"
-    if found.observer_effect is not None:
-        untapped, tapped = map(error_text, found.observer_effect)
+    if localization.observer_effect is not None:
+        untapped, tapped = map(error_text, localization.observer_effect)
         yield f"error of the outputs: {untapped} without taps, {tapped} with the first taps"
-    if found.substituted is not None:
-        before, after = map(error_text, found.substituted)
+    if localization.substituted is not None:
+        before, after = map(error_text, localization.substituted)
         yield (
             f"error of the outputs: {before}, {after} with these instructions as in the reference"
         )
-    for effect in found.passes:
+    for effect in localization.passes:
         outcome = effect.failed or error_text(effect.error)
         yield f"{shown.name(effect.variant)}: {shown.name(outcome)}"
     yield ""
-    for place in found.instructions:
+    for place in localization.instructions:
         yield shown.name(place_text(place), 400)
         if place.op_name:
             yield f"  {shown.name(place.op_name, 240)}"
         for operand in place.operands:
             yield f"  reads {shown.name(operand)}"
-    for difference in found.difference:
+    for difference in localization.difference:
         if difference.reason:
             yield f"  {shown.name(difference.name)}: {shown.sentence(difference.reason)}"
     yield (
-        f"{found.compiles} modules compiled or loaded, {found.executions} runs, "
-        f"{format_duration(found.seconds)}"
+        f"{localization.compiles} modules compiled or loaded, {localization.executions} runs, "
+        f"{format_duration(localization.seconds)}"
     )
 
 
@@ -284,7 +284,7 @@ def _path_table(path: Sequence[RegionError]) -> Iterator[str]:
 
 
 def markdown(reports: Sequence[Report]) -> str:
-    """Return a table of all files, and of those where something was found the text."""
+    """Return a table of all files, and the text of those that are not ok."""
     rows = [
         f"| {_cell_text(report.headline.word)} | {_cell_text(report.path)} "
         f"| {_cell_text(report.headline.sentence)} |\n"
@@ -302,7 +302,7 @@ def markdown(reports: Sequence[Report]) -> str:
 
 
 def _cell_text(text: str) -> str:
-    """Return text from a file as Markdown shows it, with nothing in it that is markup."""
+    """Return text from a file as Markdown, with all markup escaped."""
     return re.sub(r"([\\`*_{}\[\]<>()#+.!|~@&-])", r"\\\1", shown.sentence(text))
 
 
@@ -317,13 +317,13 @@ _KINDS: Final = ("failure", "error", "skipped")
 def junit_xml(reports: Sequence[Report], when: datetime.datetime) -> bytes:
     """Return one test case for each file.
 
-    A file where something was found is a failure, one that could not be replayed an error, and one
-    with nothing to compare with is skipped. Jenkins, GitLab and GitHub's actions read this form.
+    A file with a finding is a failure, a file that could not be replayed is an error, and a file
+    with nothing to compare with is skipped. Jenkins, GitLab and GitHub Actions read this format.
     Source: the Jenkins xUnit plugin's ``junit-10.xsd``.
 
     Args:
         reports: In any order.
-        when: When they were made.
+        when: When they were created.
     """
     outcomes = [_outcome(report) for report in reports]
     totals = {
@@ -362,12 +362,12 @@ def _add_case(suite: ElementTree.Element, report: Report, outcome: str) -> None:
         name=shown.name(path.name, 400),
         time=f"{sum(report.seconds):.6f}",
     )
-    told = "\n".join(lines(report))
+    text = "\n".join(lines(report))
     if outcome in _KINDS:
         message = shown.sentence(report.headline.sentence)
-        found = ElementTree.SubElement(case, outcome, message=message)
+        result = ElementTree.SubElement(case, outcome, message=message)
         if outcome != "skipped":
-            found.set("type", report.headline.word)
-            found.text = told
+            result.set("type", report.headline.word)
+            result.text = text
             return
-    ElementTree.SubElement(case, "system-out").text = told
+    ElementTree.SubElement(case, "system-out").text = text

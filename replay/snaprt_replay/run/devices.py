@@ -1,4 +1,4 @@
-"""Find the device that the user names, and describe where we are."""
+"""Find the device that the user names, and describe the environment of this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _KINDS: Final = ("cpu", "gpu", "tpu")
 _PACKAGES: Final = ("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes")
 
-# What people should know of when a result differs: key of the environment -> words for it.
+# What the user should know if a result differs: key of the environment -> words for it.
 _TELLING: Final = {
     "platform": "platform",
     "device_kind": "device",
@@ -36,7 +36,7 @@ _TELLING: Final = {
     "aliases": "aliases (result <- parameter)",
     "optimised_hlo": "optimized HLO",
 }
-# Flags that change no result, and those that jaxlib sets itself, which XLA's dumps list as well.
+# Flags that change no result, and those that jaxlib sets itself, which XLA's dumps also list.
 _QUIET_FLAGS: Final = (
     "--xla_dump",
     "--xla_detailed_logging",
@@ -49,7 +49,7 @@ def check_device_name(name: str) -> str:
     """Return ``name`` if it has the form of a device's name, such as ``cpu`` or ``gpu:1``.
 
     Raises:
-        UsageError: It has another form.
+        UsageError: It has a different form.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"unknown device {name!r}", hint="use cpu, gpu, tpu, or gpu:1")
@@ -57,10 +57,10 @@ def check_device_name(name: str) -> str:
 
 
 def find_device(name: str | None) -> jaxapi.Device:
-    """Return the device called ``name``: a platform, and after a colon its number there.
+    """Return the device called ``name``: a platform, optionally with a colon and a device number.
 
     Args:
-        name: ``cpu``, ``gpu:1``, ``tpu``, ...; None for JAX's own default device.
+        name: ``cpu``, ``gpu:1``, ``tpu``, ...; None for JAX's default device.
 
     Raises:
         DeviceError: There is no such device; the hint lists those present.
@@ -69,9 +69,9 @@ def find_device(name: str | None) -> jaxapi.Device:
     take_over()
     if name is None:
         return jax.local_devices()[0]
-    found = _NAME.fullmatch(check_device_name(name))
-    assert found is not None
-    kind, number = found[1], int(found[2] or 0)
+    match = _NAME.fullmatch(check_device_name(name))
+    assert match is not None
+    kind, number = match[1], int(match[2] or 0)
     try:
         devices = jax.local_devices(backend=kind)
     except RuntimeError as error:
@@ -82,11 +82,11 @@ def find_device(name: str | None) -> jaxapi.Device:
 
 
 def find_devices(name: str | None, count: int) -> list[jaxapi.Device]:
-    """Return ``count`` devices of one platform: the one called ``name``, or the first so many.
+    """Return the device called ``name`` if ``count`` is 1, else the platform's first ``count``.
 
     Raises:
-        DeviceError: There are not so many.
-        UsageError: As `find_device`; or a number was given where several are needed.
+        DeviceError: There are too few devices.
+        UsageError: As `find_device`; or ``name`` has a device number but several are needed.
     """
     if count == 1:
         return [find_device(name)]
@@ -96,14 +96,14 @@ def find_devices(name: str | None, count: int) -> list[jaxapi.Device]:
             hint=f"name only the platform: --device {name.partition(':')[0]}",
         )
     first = find_device(name)
-    there = jax.local_devices(backend=first.platform)
-    if len(there) < count:
+    local = jax.local_devices(backend=first.platform)
+    if len(local) < count:
         raise DeviceError(
-            f"the program runs on {count} devices, but there are {len(there)} {first.platform} "
+            f"the program runs on {count} devices, but there are {len(local)} {first.platform} "
             "devices here",
             hint="replay it on host devices of the CPU: --device cpu",
         )
-    return there[:count]
+    return local[:count]
 
 
 def needs_host_devices(name: str | None, count: int) -> bool:
@@ -114,7 +114,7 @@ def needs_host_devices(name: str | None, count: int) -> bool:
 
 
 def name_devices(devices: Sequence[jaxapi.Device]) -> str:
-    """Return the name of one device, or of a row of several, as in ``cpu:0-7``."""
+    """Return the name of one device, or of several in a row, as in ``cpu:0-7``."""
     first = device_name(devices[0])
     return first if len(devices) == 1 else f"{first}-{len(devices) - 1}"
 
@@ -137,7 +137,7 @@ def _devices() -> Iterator[jaxapi.Device]:
     for kind in (jax.default_backend(), *_KINDS):
         try:
             devices = jax.local_devices(backend=kind)
-        except RuntimeError:  # JAX's way to say that there are none
+        except RuntimeError:  # JAX raises this if there are none
             continue
         for device in devices:
             if device not in seen:
@@ -146,7 +146,7 @@ def _devices() -> Iterator[jaxapi.Device]:
 
 
 def environment(device: jaxapi.Device) -> Mapping[str, str]:
-    """Return what a snapshot records of where it ran, for ``device`` in this process."""
+    """Return what a snapshot records about its environment, for ``device`` in this process."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {
         **{name: version for name, version in versions.items() if version},
@@ -168,7 +168,7 @@ def _version(package: str) -> str:
 
 
 def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a sentence for each thing that differed when the file was recorded.
+    """Return a sentence for each difference between the recorded environment and this one.
 
     What was not recorded is not compared.
     """
@@ -189,7 +189,7 @@ def _is_recorded(key: str, recorded: Mapping[str, str]) -> bool:
 
 
 def _compared(key: str, environment: Mapping[str, str]) -> str:
-    """Return an environment's value without what does not matter to results."""
+    """Return an environment's value without the parts that do not affect results."""
     value = environment.get(key, "")
     if key == "xla_flags":
         return " ".join(flag for flag in value.split() if not flag.startswith(_QUIET_FLAGS))

@@ -1,6 +1,6 @@
-"""What a process is asked to run, and how that and the answer travel: messages over a socket.
+"""What a process is asked to run, and the messages that carry job and answer over a socket.
 
-A message is the length of a JSON text, the text, then the bits of the arrays one after the other.
+A message is the length of a JSON text, the text, then the bits of the arrays, one after the other.
 Both ends may run different versions of Python and NumPy.
 """
 
@@ -19,10 +19,10 @@ from snaprt import jaxapi
 from snaprt_replay.floatbits import dtype_named
 from snaprt_replay.run.variants.variants import Variant
 
-#: How a program may be given: as a serialized HloModuleProto, or as any form of StableHLO.
+#: The forms of a program: a serialized HloModuleProto, or any form of StableHLO.
 HLO, STABLEHLO = "hlo", "stablehlo"
 
-#: An array, or a sequence of what each device holds of it.
+#: An array, or a sequence of the parts of it that the devices hold.
 Spread = Any
 
 _LENGTH = struct.Struct("<Q")
@@ -38,9 +38,9 @@ class ReplayJob:
     form: str = HLO  # `HLO` (with default layouts) or `STABLEHLO`
     repeat: int = 1  # how often to run it
     name: str = ""  # what the compile cache's index calls it
-    devices: int = 1  # on how many devices it runs; more than one with the kind ``device`` alone
-    partitioning: jaxapi.Partitioning | None = None  # how XLA was told to spread it over them
-    graph_id: str = ""  # what joins its profile with snapshots; "" where that is not known
+    devices: int = 1  # on how many devices it runs; more than one only with the kind ``device``
+    partitioning: jaxapi.Partitioning | None = None  # how XLA was told to partition it
+    graph_id: str = ""  # what joins its profile with snapshots; "" if it is not known
     profile: str = ""  # the folder for a profile of one more run, after the others; "" for none
 
 

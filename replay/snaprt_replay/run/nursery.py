@@ -1,6 +1,6 @@
-"""A process that is forked early, before there are threads or devices, and from which others are.
+"""A process that is forked before there are threads or devices, and that forks other processes.
 
-Importing JAX takes a second of each new process; what is forked has it already. Only Linux tells of
+Importing JAX takes each new process a second; a forked process has it already. Only Linux signals
 the end of a process through a file descriptor, so other systems have no nursery.
 """
 
@@ -21,18 +21,18 @@ from typing import Final, NoReturn
 from snaprt import jaxapi
 
 Serve = Callable[[int], None]
-"""Serves at one end of a socket, given its descriptor, until the other end is gone."""
+"""Takes the descriptor of one end of a socket, and serves until the other end is closed."""
 
 _STATUS: Final = struct.Struct("<i")
 _FORK: Final = b"f"
 
 
 class ForkedProcess:
-    """A process that a nursery has forked, as `subprocess.Popen` shows one.
+    """A process that a nursery forked, with the interface of `subprocess.Popen`.
 
     Args:
-        pidfd: Its descriptor, to be closed by this.
-        ended: Where its status is read once it has ended, to be closed by this.
+        pidfd: Its descriptor; closed by this object.
+        ended: The pipe from which to read its status after it has ended; closed by this object.
     """
 
     def __init__(self, pidfd: int, ended: int) -> None:
@@ -42,18 +42,18 @@ class ForkedProcess:
         self._lock = threading.Lock()
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """Kill the process if it has not ended."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self._status is None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Return its exit status once it has ended; negative for a signal."""
+        """Wait until the process ends and return its exit status; negative for a signal."""
         if self._status is None:
-            told = os.read(self._ended, _STATUS.size)
+            content = os.read(self._ended, _STATUS.size)
             with self._lock:
-                # A nursery that is gone tells nothing.
-                self._status = _STATUS.unpack(told)[0] if told else -signal.SIGKILL
+                # A nursery that is gone writes nothing.
+                self._status = _STATUS.unpack(content)[0] if content else -signal.SIGKILL
                 os.close(self._pidfd)
                 os.close(self._ended)
         assert self._status is not None
@@ -61,10 +61,10 @@ class ForkedProcess:
 
 
 class Nursery:
-    """Forks processes that all serve in the same way.
+    """Forks processes that all run the same function.
 
     Args:
-        serve: What each of them does.
+        serve: The function that each process runs.
     """
 
     def __init__(self, serve: Serve) -> None:
@@ -72,7 +72,7 @@ class Nursery:
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or what it holds would be written by both
+            stream.flush()  # otherwise both processes would write the buffered output
         self._process = os.fork()
         if not self._process:
             self._requests.close()
@@ -80,7 +80,7 @@ class Nursery:
         theirs.close()
 
     def fork(self, connection: int, log: int) -> ForkedProcess | None:
-        """Return a new process; None if it cannot be made here and now.
+        """Return a new process; None if it cannot be forked.
 
         Args:
             connection: Descriptor of the socket at which it serves.
@@ -101,7 +101,7 @@ class Nursery:
         return ForkedProcess(pidfd, ended)
 
     def close(self) -> None:
-        """End the nursery; what it has forked lives on."""
+        """End the nursery; the processes that it forked continue."""
         self._requests.close()
         os.waitpid(self._process, 0)
 
@@ -111,9 +111,9 @@ _open: Nursery | None = None
 
 @contextlib.contextmanager
 def opened(serve: Serve) -> Iterator[None]:
-    """Fork processes that serve in this way from a nursery, where one can still be made.
+    """Fork processes that run ``serve`` from a nursery, if one can still be made.
 
-    That is where this process has neither threads nor devices yet.
+    It can be made as long as this process has neither threads nor devices.
     """
     global _open
     is_early = len(sys._current_frames()) == 1 and not jaxapi.backends_are_initialized()
@@ -145,9 +145,9 @@ def _tells_of_ends() -> bool:
 
 
 def _tend(requests: socket.socket, serve: Serve) -> None:
-    """Fork what is asked for, and tell of each end, until the other end is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks decides what to end
-    children: dict[int, tuple[int, int]] = {}  # pidfd -> process, where to tell of its end
+    """Fork a process for each request, and report when each one ends, until the socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the requesting process decides what to end
+    children: dict[int, tuple[int, int]] = {}  # pidfd -> process, pipe to report its end to
     with selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         while True:
@@ -156,15 +156,15 @@ def _tend(requests: socket.socket, serve: Serve) -> None:
                     selector.unregister(key.fileobj)
                     _tell_end(key.fd, *children.pop(key.fd))
                     continue
-                _, given, _, _ = socket.recv_fds(requests, len(_FORK), 3)
-                if not given:
+                _, descriptors, _, _ = socket.recv_fds(requests, len(_FORK), 3)
+                if not descriptors:
                     return
-                connection, log, tells = given
+                connection, log, tells = descriptors
                 process = os.fork()
                 if not process:
                     for inherited in (selector, requests):
                         inherited.close()
-                    for descriptor in (tells, *children, *(told for _, told in children.values())):
+                    for descriptor in (tells, *children, *(pipe for _, pipe in children.values())):
                         os.close(descriptor)
                     _serve(serve, connection, log)
                 os.close(connection)
@@ -192,7 +192,7 @@ def _serve(serve: Serve, connection: int, log: int) -> NoReturn:
 
 
 def _leave_after(work: Callable[[], None]) -> NoReturn:
-    """Leave this process after some work, without what the first one does at its exit."""
+    """Do some work and leave this process, without running the parent's exit handlers."""
     status = 1
     try:
         work()

@@ -1,4 +1,4 @@
-"""Run a case, in this process or in one of its own, which alone ends where XLA crashes."""
+"""Run a case, in this process or in a separate one that protects this one from crashes in XLA."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.work import Outputs
 from snaprt_replay.run.workers import Outcome, Workers, run_here
 
-# What Shardy and GSPMD call the parts of a module that say what each device does.
+# What Shardy and GSPMD call the parts of a module that are written per device.
 _SPREAD_BY_HAND = (b"manual_computation", b"GlobalToLocalShape", b"SPMDFullToShardShape")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlayResult:
-    """What running a case gave.
+    """The result of running a case.
 
     Args:
-        outputs: The results of the first run, in order, under the recorded names where known.
-        device: The device's name, as in ``cpu:0``; of several, as in ``cpu:0-7``.
+        outputs: The results of the first run, in order, under the recorded names if known.
+        device: The device's name, as in ``cpu:0``; for several, as in ``cpu:0-7``.
         environment: Versions, platform, device, flags: as in `Case.environment`.
         compile_seconds: Time to compile the module, or to load it from the cache.
-        execute_seconds: Time of each run, copies to and from the device included.
+        execute_seconds: Time of each run, including copies to and from the device.
         from_cache: Whether the executable came from the persistent cache.
-        repeats: The first run that differs from the first one in any bit, compared with it; if
-            none does, the first one; None where it ran once only.
-        isolated: Whether it ran in a process of its own.
-        parts: What each device held of the outputs, where it ran on several.
+        repeats: The comparison of run 1 with the first run that differs from it in any bit, or
+            with itself if none does; None if it ran only once.
+        isolated: Whether it ran in a separate process.
+        parts: What each device held of the outputs, if it ran on several.
 
     Examples:
         >>> from snaprt import replay
@@ -57,7 +57,7 @@ class PlayResult:
 
     @property
     def agrees_with_itself(self) -> bool | None:
-        """Return whether all runs gave the same bits; None where it ran once only."""
+        """Return whether all runs gave the same bits; None if it ran only once."""
         return None if self.repeats is None else self.repeats.verdict == IDENTICAL
 
 
@@ -67,7 +67,7 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
     Args:
         case: With inputs.
         device: See `devices.find_device`.
-        repeat: How often to run it, at least once, to see whether it agrees with itself.
+        repeat: How often to run it, at least once, to see whether it is deterministic.
 
     Raises:
         UsageError: The case has no inputs.
@@ -91,9 +91,9 @@ def play_variant(
     workers: Workers | None,
     profile: Path | None = None,
 ) -> PlayResult:
-    """Run a case, in this process where ``workers`` is None, else in one of theirs.
+    """Run a case, in this process if ``workers`` is None, otherwise in one of theirs.
 
-    One more run is profiled if there is a folder for that.
+    If ``profile`` names a folder, one more run is profiled into it.
 
     Raises:
         SnaprtError: As `play`; or the process ended, or took too long.
@@ -142,16 +142,16 @@ def play_variant(
 
 
 def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = None) -> ReplayJob:
-    """Return the job of running a case, with the options that it was recorded with.
+    """Return the job that runs a case, with the options that it was recorded with.
 
     Args:
         case: What to run.
-        variant: How.
-        repeat: How often.
-        devices: 1 to run what was spread over several devices on one; None for as many as recorded.
+        variant: How to run it.
+        repeat: How often to run it.
+        devices: 1 to run a program of several devices on one; None for as many as recorded.
 
     Raises:
-        SnapshotError: Another environment is to run it, and XLA has no HLO for the module.
+        SnapshotError: It is to run in another environment, and XLA has no HLO for the module.
     """
     if variant.kind in ("device", "compile-only"):
         variant = with_options(variant, case.compiler_options)
@@ -174,7 +174,7 @@ def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = 
 
 
 def check_playable(case: Case, repeat: int) -> None:
-    """Raise UsageError or ExecutionError if it is clear beforehand that a case cannot be run."""
+    """Raise UsageError or ExecutionError if a case clearly cannot be run."""
     if repeat < 1:
         raise UsageError(f"cannot run it {repeat} times", hint="--repeat needs 1 or more")
     if case.unfinished:
@@ -197,7 +197,7 @@ def check_playable(case: Case, repeat: int) -> None:
 def check_runs_on_one_device(case: Case) -> None:
     """Raise UsageError if a program of several devices has parts that one device cannot run.
 
-    What JAX or XLA spreads over devices by itself gives the same on one; `jax.shard_map` does not.
+    Automatic partitioning by JAX or XLA gives the same results on one; `jax.shard_map` does not.
     """
     if case.devices > 1 and any(mark in case.stablehlo for mark in _SPREAD_BY_HAND):
         raise UsageError(
@@ -208,7 +208,7 @@ def check_runs_on_one_device(case: Case) -> None:
 
 
 def output_names(case: Case, count: int) -> tuple[str, ...]:
-    """Return what the outputs are called: as recorded, or ``out0``, ``out1``, ..."""
+    """Return the names of the outputs: as recorded, or ``out0``, ``out1``, ..."""
     if case.outputs is not None and len(case.outputs) == count:
         return tuple(array.name for array in case.outputs)
     return tuple(f"out{index}" for index in range(count))
@@ -224,7 +224,7 @@ def _named(case: Case, outcome: Outcome, values: Outputs) -> tuple[ShardedArray,
 
 
 def _compared(outputs: tuple[ShardedArray, ...]) -> tuple[NamedArray, ...]:
-    """Return what two runs are compared by: every part, or the arrays of a single device."""
+    """Return the arrays to compare two runs by: every part, or the arrays of a single device."""
     if all(len(array.parts) == 1 for array in outputs):
         return tuple(array.whole() for array in outputs)
     return all_parts(outputs)

@@ -1,4 +1,4 @@
-"""Replay one file from end to end: load, play, compare; on one device, or on each of a kind."""
+"""Replay one file from end to end: load, play, compare; on one device, or on all of a platform."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from snaprt_replay.run.workers import Workers
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replay:
-    """A file, replayed.
+    """A replayed file.
 
     Args:
         case: What was replayed.
-        played: What running it gave.
-        comparison: Of the recorded with the replayed outputs; None where none are recorded.
-        warnings: What was otherwise when the file was recorded, in sentences.
-        by_device: Where there are several, of what each device held of the outputs, in the
-            program's order; without those outputs that are spread in another way than recorded.
-        agrees_with_run: Where the outputs of two runs are recorded, with which of them, 1 or 2,
-            the replayed ones agree bit for bit; 0 for neither.
+        played: The result of running it.
+        comparison: Of the recorded with the replayed outputs; None if none are recorded.
+        warnings: How the environment differs from the recorded one, in sentences.
+        by_device: With several devices, the comparisons of what each one held of the outputs, in
+            the program's order; without outputs that are distributed differently than recorded.
+        agrees_with_run: If the outputs of two runs are recorded, the one, 1 or 2, with which the
+            replayed outputs agree bit for bit; 0 for neither.
 
     Examples:
         >>> from snaprt import replay
@@ -52,17 +52,19 @@ class Replay:
 
     @property
     def mismatch(self) -> bool:
-        """Return whether the outputs differ, on any device, or the runs among themselves."""
+        """Return whether outputs differ from the recorded ones, on any device, or between runs."""
         compared = [*self.by_device, *([] if self.comparison is None else [self.comparison])]
-        differs = worst_verdict(one.verdict for one in compared) == MISMATCH
+        differs = worst_verdict(comparison.verdict for comparison in compared) == MISMATCH
         return differs or self.played.agrees_with_itself is False
 
     @property
     def summary(self) -> str:
-        """Return one sentence on the outputs; empty where none are recorded."""
+        """Return one sentence about the outputs; empty if none are recorded."""
         if self.comparison is None:
             return ""
-        bad = [str(n) for n, one in enumerate(self.by_device) if one.verdict == MISMATCH]
+        bad = [
+            str(n) for n, comparison in enumerate(self.by_device) if comparison.verdict == MISMATCH
+        ]
         if bad and self.comparison.verdict != MISMATCH:
             return (
                 f"the whole arrays match, but the parts on these devices do not: {', '.join(bad)}"
@@ -87,13 +89,13 @@ def replay(
     Args:
         path: Any file that `load` takes.
         device: Where to run: ``cpu``, ``gpu:1``, ...; None for JAX's default device.
-        repeat: How often to run it, to see whether it agrees with itself.
+        repeat: How often to run it, to see whether it is deterministic.
         tolerance: What to allow; None for the defaults, see docs/explanation/comparison.md.
-        inputs: An ``.npz`` file with other inputs.
-        random_seed: Draw other inputs, from this seed.
+        inputs: An ``.npz`` file with inputs to use instead.
+        random_seed: Draw random inputs from this seed instead.
         outputs: An ``.npz`` file with the recorded results of ``inputs``, to compare with.
         compiler_options: XLA options for this replay, by name without dashes.
-        isolated: Run in a process of its own? None for "if snaprt did not write the module".
+        isolated: Whether to run in a separate process; None: if snaprt did not write the module.
 
     Raises:
         SnaprtError: The file cannot be read, compiled or run.
@@ -126,10 +128,10 @@ def replay_case(
     isolated: bool | None = None,
     profile: Path | None = None,
 ) -> Replay:
-    """Do what `replay` does, with what was loaded already.
+    """Do what `replay` does with a case that is already loaded.
 
     It runs in one of the ``workers`` if ``isolated``, or if it needs more devices than there are.
-    Once it has run, one more run is profiled if there is a folder for that.
+    If ``profile`` names a folder, one more run is profiled into it.
 
     Raises:
         SnaprtError: It cannot be compiled or run.
@@ -177,7 +179,7 @@ def _run_that_agrees(case: Case, played: PlayResult) -> int | None:
 def _compare_devices(
     case: Case, played: PlayResult, tolerance: ToleranceRequest | None
 ) -> tuple[tuple[Comparison, ...], list[str]]:
-    """Compare what each device held; return also the outputs of which the parts are others."""
+    """Compare what each device held; also return the outputs that are distributed differently."""
     pairs = list(zip(case.output_parts, played.parts, strict=False))
     alike = [pair for pair in pairs if _spread_alike(*pair)]
     comparisons = tuple(
@@ -192,27 +194,27 @@ def _compare_devices(
 
 
 def _spread_alike(recorded: ShardedArray, replayed: ShardedArray) -> bool:
-    # The data of PRNG keys have one dimension more than what was recorded of the keys.
+    # The data of PRNG keys have one more dimension than the recorded keys.
     cut = (index[: len(own)] for index, own in zip(replayed.indices, recorded.indices, strict=True))
     return recorded.indices == tuple(cut)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceReplays:
-    """A case, replayed on several devices."""
+    """A case that was replayed on several devices."""
 
     replays: tuple[Replay, ...]  # one for each device
-    # Of each, which of the different results it gave first: 1 is the most common.
+    # Which of the different results each replay returned: 1 is the most common.
     results: tuple[int, ...]
 
     @property
     def usual(self) -> Replay:
-        """Return the first replay that gave the most common result."""
+        """Return the first replay with the most common result."""
         return self.replays[self.results.index(1)]
 
     @property
     def deviating(self) -> tuple[str, ...]:
-        """Return the devices that gave another result than most; none where most differ."""
+        """Return the devices whose result differs from the majority; none without a majority."""
         common = self.results.count(1)
         if 2 * common <= len(self.results):
             return ()
@@ -224,7 +226,7 @@ class DeviceReplays:
 
     @property
     def unsteady(self) -> tuple[str, ...]:
-        """Return the devices that do not agree with themselves."""
+        """Return the devices on which the runs differ."""
         return tuple(
             replay.played.device
             for replay in self.replays

@@ -1,4 +1,4 @@
-"""Run two variants and a reference of one file, and have them judged. The order of things."""
+"""Run two variants and a reference of one file, and judge which of them is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F64 = parse_variant("f64")
 RANDOM_ROUNDING = parse_variant("random-rounding")
 
 PROCESSES = 2
-"""How many processes serve a trial well: its variants take about as long as each other."""
+"""How many processes suit a trial, whose variants take about equally long."""
 
 _SAMPLES = 8
 # As many runs as fit in this many bytes of outputs, but at least two.
@@ -29,13 +29,13 @@ _SAMPLE_BYTES = 1 << 31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """A file, run in two ways, and judged."""
+    """A file that was run in two ways and judged."""
 
     case: Case  # what was run
-    a: Outcome  # what the first variant gave
-    b: Outcome  # what the second variant gave
-    reference: Outcome  # what the reference gave
-    judgement: Judgement  # who is wrong
+    a: Outcome  # the outcome of the first variant
+    b: Outcome  # the outcome of the second variant
+    reference: Outcome  # the outcome of the reference
+    judgement: Judgement  # which side is wrong
 
 
 def hold_trial(
@@ -49,20 +49,20 @@ def hold_trial(
     inputs: str | Path | None = None,
     random_seed: int | None = None,
 ) -> Trial:
-    """Run two variants and a reference of one file in processes of their own, and judge.
+    """Run two variants and a reference of one file in separate processes, and judge them.
 
     Args:
         path: Any file that `load` takes.
-        a: The first side; ``recorded`` takes the outputs that are in the file.
+        a: The first side; ``recorded`` takes the outputs in the file.
         b: The second side.
         reference: What both are measured against.
         workers: Where they run.
-        repeat: How often to run each side, to see whether it agrees with itself.
-        inputs: An ``.npz`` file with other inputs.
-        random_seed: Draw other inputs, from this seed.
+        repeat: How often to run each side, to see whether it is deterministic.
+        inputs: An ``.npz`` file with inputs to use instead.
+        random_seed: Draw random inputs from this seed instead.
 
     Raises:
-        SnaprtError: The file cannot be read, or has not what a variant takes from it.
+        SnaprtError: The file cannot be read, or lacks what a variant needs from it.
     """
     case = load(path, inputs, random_seed)
     return try_case(case, a, b, reference, workers=workers, repeat=repeat)
@@ -77,10 +77,10 @@ def try_case(
     workers: Workers,
     repeat: int = 1,
 ) -> Trial:
-    """Do what `hold_trial` does, with what was loaded already."""
+    """Do what `hold_trial` does with a case that is already loaded."""
     player.check_playable(case, repeat)
     player.check_runs_on_one_device(case)
-    case, told = on_one_device(case)
+    case, adaptations = on_one_device(case)
     for variant in (a, b, reference):
         _check_recorded(case, variant)
 
@@ -90,12 +90,12 @@ def try_case(
     running = [start(a, repeat), start(b, repeat), start(reference, 1)]
     center = running[2] if reference == F64 else start(F64, 1)
     samples = start(RANDOM_ROUNDING, _sample_count(case))
-    first, second, wanted = (one.result() for one in running)
+    first, second, wanted = (future.result() for future in running)
     yardstick, notes = _yardstick(reference, wanted, center.result(), samples.result())
     count = max(len(outcome.outputs or ()) for outcome in (first, second, wanted))
     names = player.output_names(case, count)
     evidence = _evidence(a, first), _evidence(b, second)
-    judgement = judge(*evidence, yardstick, names, (*told, *notes))
+    judgement = judge(*evidence, yardstick, names, (*adaptations, *notes))
     return Trial(case, first, second, wanted, judgement)
 
 
@@ -116,27 +116,27 @@ def _start(
 ) -> concurrent.futures.Future[Outcome]:
     if variant.kind == "recorded":
         recorded: concurrent.futures.Future[Outcome] = concurrent.futures.Future()
-        recorded.set_result(Outcome(tuple(one.value for one in case.outputs or ()), None))
+        recorded.set_result(Outcome(tuple(array.value for array in case.outputs or ()), None))
         return recorded
     return workers.submit_job(player.job_of(case, variant, runs, devices=1))
 
 
 def _sample_count(case: Case) -> int:
-    elements = sum(one.value.size for one in case.outputs or case.inputs or ())
+    elements = sum(array.value.size for array in case.outputs or case.inputs or ())
     size = elements * np.dtype(np.float64).itemsize
     return int(np.clip(_SAMPLE_BYTES // max(1, size), 2, _SAMPLES))
 
 
 def _evidence(variant: Variant, outcome: Outcome) -> Evidence:
     failure = outcome.failure
-    told = "" if failure is None else f"{failure}: {failure.message.splitlines()[0]}"
-    return Evidence(variant.text, outcome.outputs, outcome.other_runs, told)
+    message = "" if failure is None else f"{failure}: {failure.message.splitlines()[0]}"
+    return Evidence(variant.text, outcome.outputs, outcome.other_runs, message)
 
 
 def _yardstick(
     reference: Variant, wanted: Outcome, center: Outcome, samples: Outcome
 ) -> tuple[Yardstick | None, tuple[str, ...]]:
-    """Return the yardstick, or None, and why there is none or what is particular about it."""
+    """Return the yardstick, or None, and notes: why there is none, or what is special about it."""
     notes = [*wanted.notes]
     for what, outcome in (
         (f"the reference ({reference.text})", wanted),

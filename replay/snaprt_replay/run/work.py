@@ -1,4 +1,4 @@
-"""Run jobs, one variant after the other: in a process that serves another, or in this one."""
+"""Run jobs, one variant after the other: in a worker process, or in this one."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {
 }
 
 Outputs = Sequence[np.ndarray]
-"""Of one run: a result after the other; of several devices, what each of them holds of it."""
+"""The results of one run, in order; on several devices, each result as the parts they hold."""
 
 WorkEvent = dict[str, Any]
-"""JSON values: what is told of a job once it is compiled, and once it has run."""
+"""JSON values: what is reported about a job after it was compiled, and after it has run."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,18 +47,18 @@ class Prepared:
     device: str  # the device's name
     environment: Mapping[str, str]  # see `devices.environment`
     notes: tuple[str, ...] = ()  # what a reader of the results should know
-    # What the compiler said of it; JSON values.
+    # What the compiler reported about it; JSON values.
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # On several devices, of each result the shape and which part each device holds.
+    # On several devices, the shape of each result and which part each device holds.
     layout: Sequence[tuple[tuple[int, ...], Sequence[Index]]] = ()
 
 
 def serve(descriptor: int) -> None:
-    """Answer jobs until the other end of the socket is gone.
+    """Run jobs until the other end of the socket is closed.
 
-    An answer is two messages, ``prepared`` and ``done``, or ``failed`` at any time.
+    The answer to a job is two messages, ``prepared`` and ``done``, or ``failed`` at any time.
     """
-    metrics.clear_all()  # those of the process that this one was forked from
+    metrics.clear_all()  # the metrics of the process that this one was forked from
     with socket.socket(fileno=descriptor) as connection:
         jobs.send(connection, {"event": "ready"})
         while True:
@@ -72,11 +72,11 @@ def serve(descriptor: int) -> None:
             except (SnaprtError, MemoryError) as error:
                 done = _failed(error)
             jobs.send(connection, {**done, "metrics": metrics.to_json()}, runs)
-            metrics.clear_all()  # they are the other process's now
+            metrics.clear_all()  # the other process counts them now
 
 
 def perform(job: ReplayJob, tell: Callable[[WorkEvent], None]) -> tuple[WorkEvent, list[Outputs]]:
-    """Run a job and return what is told of its runs, and the outputs of those that differ.
+    """Run a job and return the event that reports its runs, and the outputs of runs that differ.
 
     Args:
         job: What to run.
@@ -105,7 +105,7 @@ def perform(job: ReplayJob, tell: Callable[[WorkEvent], None]) -> tuple[WorkEven
         started = time.perf_counter()
         outputs = prepared.run(job.inputs)
         seconds.append(time.perf_counter() - started)
-        # Runs that are the same bit for bit are handed over once.
+        # Runs with identical bits are returned once.
         if not any(all(map(same_bits, outputs, before)) for before in runs):
             runs.append(outputs)
     if job.profile:
@@ -114,7 +114,7 @@ def perform(job: ReplayJob, tell: Callable[[WorkEvent], None]) -> tuple[WorkEven
 
 
 def _profile(job: ReplayJob, prepared: Prepared) -> None:
-    """Profile one more run: it is compiled, and its memory is there."""
+    """Profile one more run, without compilation and memory allocation."""
     try:
         with (
             jaxapi.profile(Path(job.profile)),
@@ -143,7 +143,7 @@ def _prepare_device(job: ReplayJob) -> Prepared:
         program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
     module = _compiled(job, program)
     prepared = _prepared(module)
-    if job.form == HLO:  # one of many parts of a program, whose proofs nobody asks for
+    if job.form == HLO:  # one of many parts of a program, whose proof is not needed
         return prepared
     proof = module.proof
     environment = {
@@ -175,7 +175,7 @@ def _prepare_f64(job: ReplayJob) -> Prepared:
 
 
 def _prepare_random_rounding(job: ReplayJob) -> Prepared:
-    """Prepare runs that each draw other roundings, and other last bits of the inputs."""
+    """Prepare runs that each draw new roundings, and new last bits of the inputs."""
     module = random_rounding.round_at_random(_hlo_of(job))
     compiled = _compiled(job, _to_stablehlo(module.SerializeToString()))
     random = np.random.default_rng(0)
@@ -196,22 +196,22 @@ def _prepare_tpu_precision(job: ReplayJob) -> Prepared:
 
 def _prepare_op_by_op(job: ReplayJob) -> Prepared:
     device = devices.find_device(job.variant.device)
-    found: list[bool] = []
+    from_cache: list[bool] = []
 
     def compile_one(module: bytes) -> Callable[[Sequence[np.ndarray]], Outputs]:
         loaded = _compiled(job, _to_stablehlo(module))
-        found.append(loaded.from_cache)
+        from_cache.append(loaded.from_cache)
         return loaded.run
 
     program = OpByOp(_hlo_of(job), compile_one)
-    # The operations are known, and compiled, once they have run.
+    # The operations are known and compiled only after they have run.
     program.run(job.inputs)
     return Prepared(
         run=program.run,
-        from_cache=all(found),
+        from_cache=all(from_cache),
         device=devices.device_name(device),
         environment=devices.environment(device),
-        notes=(f"compiled {len(found)} different operations, each separately",),
+        notes=(f"compiled {len(from_cache)} different operations, each separately",),
     )
 
 
@@ -221,7 +221,7 @@ def _prepare_interpreter(job: ReplayJob) -> Prepared:
     module = jaxapi.parse_module(stablehlo)
     calls = jaxapi.custom_calls(module)
     refuse_objects_of_another_process(calls)
-    if calls.targets:  # it would end the process
+    if calls.targets:  # they would end the process
         raise CompileError(
             f"the StableHLO interpreter cannot run custom calls: {', '.join(calls.targets)}",
             hint="use op-by-op or cpu,optimization=0",
@@ -252,17 +252,17 @@ def _prepare_compile_only(job: ReplayJob) -> Prepared:
     platform, _, topology = (target or "").partition(":")
     is_absent = platform == "tpu" and not topology.isdecimal() and bool(topology)
     if is_absent:
-        there = topology_devices(topology)[: jaxapi.partitions_of(module)]
-        name = f"{target} ({there[0].device_kind})"
+        target_devices = topology_devices(topology)[: jaxapi.partitions_of(module)]
+        name = f"{target} ({target_devices[0].device_kind})"
     else:
-        there = (devices.find_device(target),)
-        name = devices.device_name(there[0])
+        target_devices = (devices.find_device(target),)
+        name = devices.device_name(target_devices[0])
     try:
         if is_absent:
-            executable = jaxapi.compile_unloaded(module, there, options)
+            executable = jaxapi.compile_unloaded(module, target_devices, options)
         else:
-            compile_options = jaxapi.compile_options(there, options)
-            executable = jaxapi.compile_module(module, there, compile_options)
+            compile_options = jaxapi.compile_options(target_devices, options)
+            executable = jaxapi.compile_module(module, target_devices, compile_options)
     except Exception as error:
         raise CompileError(f"cannot compile the program for {name}: {error}") from error
     text, proto = jaxapi.optimized_program(executable)
@@ -292,7 +292,7 @@ _PREPARE: Final[Mapping[str, Callable[[ReplayJob], Prepared]]] = {
 
 
 def _hlo_of(job: ReplayJob) -> XlaMessage:
-    """Return a job's program as an HloModuleProto with the matmul precision asked for."""
+    """Return a job's program as an HloModuleProto with the requested matmul precision."""
     module = precision.read_module(_to_hlo(job))
     if job.variant.matmul_precision is None:
         return module
@@ -336,20 +336,20 @@ def _prepared(module: LoadedModule, notes: tuple[str, ...] = ()) -> Prepared:
 
 
 def _as_taken(inputs: Sequence[Any], module: LoadedModule) -> list[Any]:
-    """Return the inputs in the precision that the module takes; XLA would not check."""
+    """Return the inputs in the precision that the module takes; XLA does not check them."""
     taken = [Signature(shape, dtype) for shape, dtype in module.parameters]
-    given, raised = [], []
+    actual, raised = [], []
     for value, parameter in zip(inputs, taken, strict=False):
-        if not isinstance(value, np.ndarray):  # parts, which are checked where they are put
-            given.append(parameter)
+        if not isinstance(value, np.ndarray):  # parts, which are checked when they are placed
+            actual.append(parameter)
             raised.append(value)
             continue
         is_raised = precision.is_raised(value.dtype, parameter.dtype)
         raised.append(value.astype(parameter.dtype) if is_raised else value)
-        given.append(Signature(value.shape, raised[-1].dtype))
-    if given != taken or len(inputs) != len(taken):
+        actual.append(Signature(value.shape, raised[-1].dtype))
+    if actual != taken or len(inputs) != len(taken):
         raise ExecutionError(
-            f"the inputs ({', '.join(map(str, given))}) do not match the parameters of the "
+            f"the inputs ({', '.join(map(str, actual))}) do not match the parameters of the "
             f"module ({', '.join(map(str, taken))})",
             hint="the file is damaged, or was assembled by hand",
         )

@@ -1,7 +1,7 @@
-"""Run variants of programs in processes of their own, so that whatever ends one is a result.
+"""Run variants of programs in separate processes, so that a crash is a result.
 
-`work` runs them, in the worker. A worker serves one job after the other, because importing JAX
-takes a second, and is replaced after a crash or a time-out.
+`work` runs them in the worker. A worker serves one job after the other, because importing JAX takes
+a second, and is replaced after a crash or a timeout.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _FATAL = re.compile(r"^F\d{4} [\d:.]+\s+\d+ (?:.*/)?([\w.-]+:\d+)\] ?(.*)", re.M
 _LOUD = re.compile(r"^.*(?:Check failed|LLVM ERROR|terminate called|Assertion .* failed).*$", re.M)
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|bad_alloc|MemoryError")
 _PLACE = re.compile(r"[\w.-]+:\d+")
-# What differs between two runs of one failure: addresses, sizes, numbers of names.
+# What differs between two occurrences of one failure: addresses, sizes, numbers in names.
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a variant gave no outputs."""
+    """Why a variant returned no outputs."""
 
     kind: FailureKind  # what happened, and when
-    # What stays the same when the same thing happens again, ``copy_insertion.cc:427``.
+    # What stays the same if the same failure happens again, ``copy_insertion.cc:427``.
     signature: str
-    message: str  # what XLA or the system said
-    hint: str = ""  # what to do about it; empty where nothing is known
+    message: str  # the message of XLA or the system
+    hint: str = ""  # what to do about it; empty if nothing is known
 
     def __str__(self) -> str:
         return (
@@ -67,7 +67,7 @@ class Failure:
         )
 
     def as_error(self, path: object) -> SnaprtError:
-        """Return the error that this is for whoever replays the file ``path``."""
+        """Return the error to raise when the file ``path`` is replayed."""
         error = _ERRORS.get(self.kind, ExecutionError)
         if self.kind in ("missing device", "unsupported"):
             return error(self.message, hint=self.hint)
@@ -89,36 +89,37 @@ _ERRORS: Final[Mapping[str, type[SnaprtError]]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outcome:
-    """What running a variant gave."""
+    """The result of running a variant."""
 
-    # Of the first run, see `work.Outputs`; None where it failed.
+    # Of the first run, see `work.Outputs`; None if it failed.
     outputs: tuple[np.ndarray, ...] | None
-    failure: Failure | None  # None where it did not
+    failure: Failure | None  # None if it did not fail
     compile_seconds: float = 0.0  # to compile the program, or load it from the cache
-    execute_seconds: tuple[float, ...] = ()  # of each run, copies to and from the device included
+    execute_seconds: tuple[float, ...] = ()  # of each run, including copies to and from the device
     from_cache: bool = False  # whether the executable came from the persistent cache
-    # Outputs of further runs that differ in any bit from each run before.
+    # Outputs of further runs that differ in any bit from every run before.
     other_runs: tuple[tuple[np.ndarray, ...], ...] = ()
     device: str = ""  # the device's name, as in ``cpu:0``
     # Versions, platform, device, flags: as in `case.Case.environment`.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what a reader of the outputs should know
-    # What the compiler said, for the kind ``compile-only``: ``memory`` in bytes, ``cost`` and the
+    # The compiler's report, for the kind ``compile-only``: ``memory`` in bytes, ``cost`` and the
     # optimized ``hlo``.
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # On several devices, of each result the shape and which part each device holds.
+    # On several devices, the shape of each result and which part each device holds.
     layout: Sequence[tuple[tuple[int, ...], Sequence[Index]]] = ()
 
     @property
     def agrees_with_itself(self) -> bool | None:
-        """Return whether all runs gave the same bits; None where it ran once only."""
+        """Return whether all runs gave the same bits; None if it ran only once."""
         return None if len(self.execute_seconds) < 2 else not self.other_runs
 
 
 def forked_from_here() -> contextlib.AbstractContextManager[None]:
-    """Let workers be forked from this process as it is now, so that they need not import JAX.
+    """Fork workers from this process as it is now, so that they need not import JAX.
 
-    Where this process has threads or devices already, they start anew, as they do elsewhere.
+    If this process has threads or devices already, they are started as new processes, as always
+    outside of this context.
     """
     return nursery.opened(work.serve)
 
@@ -128,7 +129,7 @@ class Workers:
 
     Args:
         count: How many processes.
-        timeout: Seconds that one job may take, compiling and running together; None: any.
+        timeout: Seconds that one job may take to compile and run; None for no limit.
     """
 
     def __init__(self, count: int = 1, timeout: float | None = 120.0) -> None:
@@ -149,12 +150,12 @@ class Workers:
     def run_job(
         self, job: ReplayJob, *, timeout: float | None = None, host_devices: int | None = None
     ) -> Outcome:
-        """Run a job and return what came of it, whatever that is.
+        """Run a job and return its outcome, which may be a failure.
 
         Args:
             job: What to run.
-            timeout: Seconds for this job; None for those of the workers.
-            host_devices: As how many devices the CPU shows itself there; None: as here.
+            timeout: Seconds for this job; None for the timeout of the workers.
+            host_devices: How many devices the CPU has there; None for as many as here.
         """
         python = job.variant.python
         try:
@@ -169,7 +170,7 @@ class Workers:
         return outcome
 
     def submit_job(self, job: ReplayJob) -> concurrent.futures.Future[Outcome]:
-        """Do what `run_job` does, when a process is free."""
+        """Do what `run_job` does as soon as a process is free."""
         return self._pool.submit(self.run_job, job)
 
     def run(
@@ -187,11 +188,11 @@ class Workers:
     def submit(
         self, variant: Variant, program: bytes, inputs: Sequence[Spread], **named: Any
     ) -> concurrent.futures.Future[Outcome]:
-        """Do what `run` does, when a process is free."""
+        """Do what `run` does as soon as a process is free."""
         return self._pool.submit(self.run, variant, program, inputs, **named)
 
     def _take(self, python: str | None, host_devices: int | None) -> _Worker:
-        """Return an idle worker of that environment, or a new one."""
+        """Return an idle worker with that environment, or a new one."""
         with self._lock:
             for worker in self._idle:
                 if (worker.python, worker.host_devices) == (python, host_devices):
@@ -233,7 +234,7 @@ class _Worker:
         )
 
     def run(self, job: ReplayJob, timeout: float | None) -> Outcome:
-        """Do a job; afterwards `alive` says whether there can be another."""
+        """Run a job; afterwards `alive` says whether the worker can take another."""
         began = os.fstat(self._log.fileno()).st_size
         timed_out = threading.Event()
 
@@ -274,7 +275,7 @@ class _Worker:
         return _outcome(runs, None, prepared, event)
 
     def close(self) -> None:
-        """End the process, which has nothing to lose."""
+        """Kill the process."""
         self.alive = False
         self._connection.close()
         self._process.kill()
@@ -293,11 +294,11 @@ class _Worker:
 
 
 def _showing_devices(count: int | None) -> Mapping[str, str]:
-    """Return the variables with which the CPU shows itself as so many devices."""
+    """Return the environment variables that give the CPU ``count`` devices."""
     if count is None:
         return {}
     flags = os.environ.get("XLA_FLAGS", "")
-    # Of JAX's two ways to say so, it takes only one.
+    # JAX accepts only one of its two settings for this.
     return {
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
         "JAX_NUM_CPU_DEVICES": "-1",
@@ -348,7 +349,7 @@ _WHILE: Final[Mapping[str, tuple[FailureKind, str]]] = {
 
 
 def _how_it_ended(phase: str, status: int, logged: str, timeout: float | None) -> Failure:
-    """Return the failure of a job whose process is gone."""
+    """Return the failure of a job whose process has ended."""
     kind, when = _WHILE[phase]
     if timeout is not None:
         return Failure("timeout", f"{phase} timeout", f"no result within {timeout:g} s {when}")
@@ -364,13 +365,13 @@ def _how_it_ended(phase: str, status: int, logged: str, timeout: float | None) -
 
 
 def _refused(kind: FailureKind, message: str, hint: str) -> Failure:
-    """Return the failure that a worker told of itself."""
+    """Return the failure that a worker reported."""
     if _OUT_OF_MEMORY.search(message):
         kind = "out of memory"
     return Failure(kind, stable(message), message, hint)
 
 
 def stable(message: str) -> str:
-    """Return the part of an error's message that is the same whenever the error happens."""
+    """Return the part of an error's message that is the same each time the error happens."""
     first = (message.strip().splitlines() or [""])[0]
     return _CHANGING.sub("N", first)[:200]
