@@ -143,7 +143,7 @@ def test_of_very_many_files_the_page_shows_those_alone_that_are_worth_a_look():
 
 def test_writing_a_page_does_not_import_jax():
     code = (
-        "import sys; from snaprt_replay.report import junit, page, saved;"
+        "import sys; from snaprt_replay.report import page, saved, text;"
         "assert not {'jax', 'jaxlib', 'click', 'rich'} & set(sys.modules)\n"
         "import snaprt.cli.replay.report; assert 'jax' not in sys.modules"
     )
