@@ -78,11 +78,11 @@ def find_differences(first: Path, second: Path) -> Differences:
     Raises:
         SnapshotError: One cannot be read.
     """
-    one, two = load(first), load(second)
+    first_case, second_case = load(first), load(second)
     compared, notes = [], []
     for role, left, right in (
-        ("input", one.inputs, two.inputs),
-        ("output", one.outputs, two.outputs),
+        ("input", first_case.inputs, second_case.inputs),
+        ("output", first_case.outputs, second_case.outputs),
     ):
         if left is None or right is None:
             if left is not None or right is not None:
@@ -90,13 +90,13 @@ def find_differences(first: Path, second: Path) -> Differences:
                 notes.append(f"{lacking} has no {role}s to compare")
             continue
         compared += _compare_sides(role, left, right)
-    different = [one for one in compared if one.differs]
+    different = [array for array in compared if array.differs]
     return Differences(
-        facts=_facts_that_differ(_facts(one), _facts(two)),
+        facts=_facts_that_differ(_facts(first_case), _facts(second_case)),
         arrays=tuple(different),
         instructions=tuple(
             difflib.unified_diff(
-                _lines(one), _lines(two), str(first), str(second), lineterm="", n=2
+                _lines(first_case), _lines(second_case), str(first), str(second), lineterm="", n=2
             )
         ),
         same_arrays=len(compared) - len(different),
@@ -108,16 +108,18 @@ def _compare_sides(
     role: str, left: Sequence[NamedArray], right: Sequence[NamedArray]
 ) -> list[ArrayDifference]:
     """Compare arrays by their place, as a module takes and returns them."""
-    found = []
-    for one, two in zip(left, right, strict=False):
-        comparison = compare_arrays(one.name, one.value, two.value, EXACTLY)
-        renamed = f"is named {two.name} in B" if one.name != two.name else ""
+    differences = []
+    for array, counterpart in zip(left, right, strict=False):
+        comparison = compare_arrays(array.name, array.value, counterpart.value, EXACTLY)
+        renamed = f"is named {counterpart.name} in B" if array.name != counterpart.name else ""
         reason = renamed or (comparison.reason if not comparison.differing else "")
-        found.append(ArrayDifference(role, one.name, reason, comparison))
-    count = len(found)
-    for which, rest in (("A", left[count:]), ("B", right[count:])):
-        found += [ArrayDifference(role, one.name, f"is only in {which}", None) for one in rest]
-    return found
+        differences.append(ArrayDifference(role, array.name, reason, comparison))
+    count = len(differences)
+    for which, unmatched in (("A", left[count:]), ("B", right[count:])):
+        differences += [
+            ArrayDifference(role, array.name, f"is only in {which}", None) for array in unmatched
+        ]
+    return differences
 
 
 def _facts(case: Case) -> Mapping[str, str]:
