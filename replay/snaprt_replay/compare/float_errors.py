@@ -257,10 +257,10 @@ class _Table:
         self, name: str, errors_of: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> tuple[float, int]:
         """Return the largest error of a kind, and its first index."""
-        found: tuple[float, int] = (0, -1)
+        worst: tuple[float, int] = (0, -1)
         values = self.records[name]
         if not values.size or not values.max():
-            return found
+            return worst
         least = values.max()
         if values.dtype.kind == "f":
             # The kernels round twice; of two bytes once, and quotients are 2^-22 apart.
@@ -270,9 +270,9 @@ class _Table:
             with np.errstate(all="ignore"):
                 errors = errors_of(*self.row(row))
             where = int(errors.argmax())
-            if errors[where] > found[0]:
-                found = (errors[where].item(), max(0, self.begin + row * ROW) + where)
-        return found
+            if errors[where] > worst[0]:
+                worst = (errors[where].item(), max(0, self.begin + row * ROW) + where)
+        return worst
 
     def histogram(self, pairs: int) -> np.ndarray:
         """Count the ULP distances of all pairs of finite numbers."""
@@ -364,7 +364,7 @@ def _take_sums(
     Where the sides are close, the difference gives the actual side's sums: their own rounding would
     be larger than what a cosine near 1 is to show.
     """
-    expected, moved, across = (one.astype(np.float64) for one in (expected, moved, across))
+    expected, moved, across = (sums.astype(np.float64) for sums in (expected, moved, across))
     near = moved < expected / 16
     records["expected"] = expected
     records["actual"] = np.where(near, expected + 2 * across + moved, actual)
@@ -396,28 +396,28 @@ def _measure(records: np.ndarray, left: np.ndarray, right: np.ndarray, working: 
     records["differing"] = 0 if is_equal else np.count_nonzero(unequal, axis=1)
     records["finite"] = left.shape[1]
     records["all_squared"] = 0
-    wide = floatbits.widen(left).astype(working, copy=False)
-    other = wide if is_equal else floatbits.widen(right).astype(working, copy=False)
-    squared = np.vecdot(wide, wide)
-    actual_squared = squared if is_equal else np.vecdot(other, other)
-    one = left
+    wide_left = floatbits.widen(left).astype(working, copy=False)
+    wide_right = wide_left if is_equal else floatbits.widen(right).astype(working, copy=False)
+    squared = np.vecdot(wide_left, wide_left)
+    actual_squared = squared if is_equal else np.vecdot(wide_right, wide_right)
+    ulp_left = left
     if not np.isfinite(squared + actual_squared).all():
-        places = np.nonzero(~(np.isfinite(wide) & np.isfinite(other)))
+        places = np.nonzero(~(np.isfinite(wide_left) & np.isfinite(wide_right)))
         _count_specials(records, places, left[places], right[places])
         # What is the same on both sides, and zero, counts nowhere else.
-        wide, other, one = wide.copy(), other.copy(), left.copy()
-        wide[places], other[places], one[places] = 0, 0, right[places]
+        wide_left, wide_right, ulp_left = wide_left.copy(), wide_right.copy(), left.copy()
+        wide_left[places], wide_right[places], ulp_left[places] = 0, 0, right[places]
         unequal[places] = False
         is_equal = not unequal.any()
-        squared, actual_squared = np.vecdot(wide, wide), np.vecdot(other, other)
+        squared, actual_squared = np.vecdot(wide_left, wide_left), np.vecdot(wide_right, wide_right)
     records["all_squared"] += squared
-    difference, moved = wide, squared
+    difference, moved = wide_left, squared
     if is_equal:
         is_exact = _in_range(squared, squared, squared)
     else:
-        difference = other - wide
+        difference = wide_right - wide_left
         moved = np.vecdot(difference, difference)
-        absolute, relative = _errors_of(wide, difference)
+        absolute, relative = _errors_of(wide_left, difference)
         records["absolute"], records["relative"] = absolute.max(axis=1), relative.max(axis=1)
         is_exact = _in_range(squared, actual_squared, moved) & np.isfinite(records["relative"])
     if working.itemsize == 4 and not is_exact.all():
@@ -426,9 +426,9 @@ def _measure(records: np.ndarray, left: np.ndarray, right: np.ndarray, working: 
         for name in ("expected", "actual", "product"):
             records[name] = squared
     else:
-        products = np.vecdot(wide, other), moved, np.vecdot(wide, difference)
+        products = np.vecdot(wide_left, wide_right), moved, np.vecdot(wide_left, difference)
         _take_sums(records, squared, actual_squared, *products)
-        _measure_ulps(records, one, right)
+        _measure_ulps(records, ulp_left, right)
 
 
 def _measure_ulps(records: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
@@ -452,32 +452,32 @@ def _count_specials(
     records: np.ndarray, places: tuple[np.ndarray, ...], left: np.ndarray, right: np.ndarray
 ) -> None:
     """Count NaN and Inf, and what stands beside them, given all such pairs and their places."""
-    wide, other = _as_float64(left), _as_float64(right)
-    both_nan = np.isnan(wide) & np.isnan(other)
+    wide_left, wide_right = _as_float64(left), _as_float64(right)
+    both_nan = np.isnan(wide_left) & np.isnan(wide_right)
     counts = {
-        **dict(zip(_CONFUSED, _confused(wide, other), strict=True)),
+        **dict(zip(_CONFUSED, _confused(wide_left, wide_right), strict=True)),
         "nan_both": both_nan,
         "nan_payload": both_nan & _unequal(left, right),
-        "inf_both": np.isinf(wide) & (wide == other),
+        "inf_both": np.isinf(wide_left) & (wide_left == wide_right),
     }
     rows, size = places[0], len(records)
     for name, mask in counts.items():
         records[name] = np.bincount(rows[mask], minlength=size)
-    alone = np.isfinite(wide)
+    alone = np.isfinite(wide_left)
     records["finite"] -= np.bincount(rows[~alone], minlength=size)
-    records["all_squared"] = np.bincount(rows[alone], np.square(wide[alone]), minlength=size)
+    records["all_squared"] = np.bincount(rows[alone], np.square(wide_left[alone]), minlength=size)
 
 
-def _confused(wide: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, ...]:
+def _confused(wide_left: np.ndarray, wide_right: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return what is NaN or infinite on one side and not so on the other, kind by kind."""
-    left_nan, right_nan = np.isnan(wide), np.isnan(other)
-    left_inf, right_inf = np.isinf(wide), np.isinf(other)
+    left_nan, right_nan = np.isnan(wide_left), np.isnan(wide_right)
+    left_inf, right_inf = np.isinf(wide_left), np.isinf(wide_right)
     return (
         left_nan & ~right_nan,
         right_nan & ~left_nan,
-        left_inf & np.isfinite(other),
-        right_inf & np.isfinite(wide),
-        left_inf & right_inf & (wide != other),
+        left_inf & np.isfinite(wide_right),
+        right_inf & np.isfinite(wide_left),
+        left_inf & right_inf & (wide_left != wide_right),
     )
 
 
@@ -491,13 +491,13 @@ def _as_float64(values: np.ndarray) -> np.ndarray:
 
 def _errors(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the absolute and the relative error of each pair; 0 where one is not finite."""
-    wide, other = _as_float64(left), _as_float64(right)
-    found = _errors_of(wide, other - wide)
-    finite = np.isfinite(wide) & np.isfinite(other)
+    wide_left, wide_right = _as_float64(left), _as_float64(right)
+    by_kind = _errors_of(wide_left, wide_right - wide_left)
+    finite = np.isfinite(wide_left) & np.isfinite(wide_right)
     if not finite.all():
-        for errors in found:
+        for errors in by_kind:
             errors[~finite] = 0
-    return found
+    return by_kind
 
 
 def _errors_of(wide: np.ndarray, difference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -516,12 +516,12 @@ def _finite_ulps(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _beyond(sides: tuple[np.ndarray, ...], tolerance: Tolerance) -> np.ndarray:
     """Return which elements are beyond tolerance, NaN and Inf on one side alone included."""
     left, right = sides
-    wide, other = _as_float64(left), _as_float64(right)
-    distance = np.abs(other - wide)
-    beyond = distance > tolerance.atol + tolerance.rtol * np.abs(wide)
+    wide_left, wide_right = _as_float64(left), _as_float64(right)
+    distance = np.abs(wide_right - wide_left)
+    beyond = distance > tolerance.atol + tolerance.rtol * np.abs(wide_left)
     places = np.flatnonzero(beyond)
     beyond[places] = floatbits.ulp_distance(left[places], right[places]) > tolerance.max_ulp
     if not np.isfinite(distance).all():
-        beyond &= np.isfinite(wide) & np.isfinite(other)
-        beyond = np.logical_or.reduce([beyond, *_confused(wide, other)])
+        beyond &= np.isfinite(wide_left) & np.isfinite(wide_right)
+        beyond = np.logical_or.reduce([beyond, *_confused(wide_left, wide_right)])
     return beyond
