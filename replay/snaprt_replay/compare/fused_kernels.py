@@ -144,8 +144,8 @@ class Kernels:
         return jaxapi.compile_module(module, [self._device], options)
 
     def _run(self, executable: Any, *inputs: np.ndarray) -> list[np.ndarray]:
-        there = [jaxapi.put_on(self._device, value) for value in inputs]
-        return [np.asarray(shards[0]) for shards in jaxapi.run_module(executable, there)]
+        placed = [jaxapi.put_on(self._device, value) for value in inputs]
+        return [np.asarray(shards[0]) for shards in jaxapi.run_module(executable, placed)]
 
 
 def kernels_for(dtype: np.dtype) -> Kernels | None:
