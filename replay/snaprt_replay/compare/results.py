@@ -36,9 +36,9 @@ class Place:
 
     Examples:
         >>> from snaprt import replay
-        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
-        >>> two = replay.NamedArray("loss", np.float32([1.0, 2.5]))
-        >>> place = replay.compare([one], [two]).outputs[0].worst_abs
+        >>> expected = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> actual = replay.NamedArray("loss", np.float32([1.0, 2.5]))
+        >>> place = replay.compare([expected], [actual]).outputs[0].worst_abs
         >>> place.index, place.expected, place.actual
         ((1,), '2.0', '2.5')
     """
@@ -60,9 +60,9 @@ class SpecialCounts:
 
     Examples:
         >>> from snaprt import replay
-        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
-        >>> two = replay.NamedArray("loss", np.float32([1.0, np.nan]))
-        >>> replay.compare([one], [two]).outputs[0].specials.nan_only_actual
+        >>> expected = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> actual = replay.NamedArray("loss", np.float32([1.0, np.nan]))
+        >>> replay.compare([expected], [actual]).outputs[0].specials.nan_only_actual
         1
     """
 
@@ -131,9 +131,9 @@ class OutputComparison:
 
     Examples:
         >>> from snaprt import replay
-        >>> one = replay.NamedArray("loss", np.float32([1.0]))
-        >>> two = replay.NamedArray("loss", np.nextafter(one.value, np.float32(2)))
-        >>> output = replay.compare([one], [two]).outputs[0]
+        >>> expected = replay.NamedArray("loss", np.float32([1.0]))
+        >>> actual = replay.NamedArray("loss", np.nextafter(expected.value, np.float32(2)))
+        >>> output = replay.compare([expected], [actual]).outputs[0]
         >>> output.verdict, output.max_ulp
         ('within tolerance', 1)
     """
@@ -193,20 +193,20 @@ class Comparison:
     @property
     def summary(self) -> str:
         """Return one sentence for a person."""
-        told = self.nonfinite_in_words()
-        return f"{self._verdict_in_words()}; but {told}" if told else self._verdict_in_words()
+        verdict, nonfinite = self._verdict_in_words(), self.nonfinite_in_words()
+        return f"{verdict}; but {nonfinite}" if nonfinite else verdict
 
     def nonfinite_in_words(self) -> str:
         """Say which outputs are NaN or infinite on both sides; nothing if none is."""
-        told = [output for output in self.outputs if output.specials.on_both_sides]
-        if not told:
+        affected = [output for output in self.outputs if output.specials.on_both_sides]
+        if not affected:
             return ""
-        found = sum(one.specials.on_both_sides for one in told)
-        elements = sum(one.elements for one in told)
+        count = sum(output.specials.on_both_sides for output in affected)
+        elements = sum(output.elements for output in affected)
         return (
-            f"{found} of {elements} elements of "
-            f"{', '.join(one.name for one in told[:_MOST_NAMES])}"
-            f"{', ...' if len(told) > _MOST_NAMES else ''} are NaN or infinite on both sides"
+            f"{count} of {elements} elements of "
+            f"{', '.join(output.name for output in affected[:_MOST_NAMES])}"
+            f"{', ...' if len(affected) > _MOST_NAMES else ''} are NaN or infinite on both sides"
         )
 
     def _verdict_in_words(self) -> str:
