@@ -266,9 +266,9 @@ def _score_floats(
     actual, expected, middle = _parts(value), _parts(wanted), _parts(center)
     explained, pattern, settled = _explained(middle, [_parts(sample) for sample in samples], own)
     # Finite in float64 may well be infinite in the program's type, so both patterns will do.
-    here, there = _pattern(actual), _pattern(_in_type(expected, own))
-    special = (here != there) & (here != pattern) & settled
-    finite = (here == 0) & np.isfinite(expected)
+    actual_pattern, expected_pattern = _pattern(actual), _pattern(_in_type(expected, own))
+    special = (actual_pattern != expected_pattern) & (actual_pattern != pattern) & settled
+    finite = (actual_pattern == 0) & np.isfinite(expected)
     errors = np.where(finite, np.abs(actual - expected), 0.0)
     # A side that is infinite where the reference is only near the type's range is judged above.
     scores = np.where(errors > 0, errors / explained, 0.0)
@@ -303,7 +303,7 @@ def amplification(yardstick: Yardstick, outputs: Sequence[np.ndarray]) -> float 
         yardstick: The reference.
         outputs: Of one side, for their types and shapes.
     """
-    found = []
+    medians = []
     for index, value in enumerate(outputs):
         inexact = floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype)
         if inexact and value.size and value.shape == yardstick.center[index].shape:
@@ -316,8 +316,8 @@ def amplification(yardstick: Yardstick, outputs: Sequence[np.ndarray]) -> float 
                 size = np.maximum(size, np.sqrt(np.mean(np.square(size))))
                 moved = float(np.median(explained / (size * floatbits.epsilon(own))))
             if np.isfinite(moved):
-                found.append(min(moved, 1.0 / floatbits.epsilon(own)))
-    return max(found) if found else None
+                medians.append(min(moved, 1.0 / floatbits.epsilon(own)))
+    return max(medians) if medians else None
 
 
 def _own_type(dtype: np.dtype) -> np.dtype:
@@ -389,8 +389,8 @@ def _sentence(
     right = [not side.wrong for side in sides.values()]
     if any(right):
         guilty = wrong[right.index(False)]
-        other = "AB"[right.index(True)]
-        return f"{kind}: {guilty}; {other} is within rounding (score {sides[other].score:.2g})"
+        correct = "AB"[right.index(True)]
+        return f"{kind}: {guilty}; {correct} is within rounding (score {sides[correct].score:.2g})"
     return f"{kind}: {'; '.join(wrong)}"
 
 
