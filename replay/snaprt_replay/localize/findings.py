@@ -2,7 +2,7 @@
 
 An *error* here is in multiples of the default tolerance of the value's dtype
 (docs/explanation/comparison.md): up to 1 is what two correct executions may differ by.
-``from_json(to_json(found))`` is ``found``.
+``from_json(to_json(localization))`` is ``localization``.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class Localization:
         return self.matched / self.instruction_count if self.instruction_count else 1.0
 
 
-def to_json(found: Localization) -> dict[str, Any]:
+def to_json(localization: Localization) -> dict[str, Any]:
     """Return the localization as JSON data; numbers that JSON does not have become text."""
-    plain = json_ready(dataclasses.asdict(found))
+    plain = json_ready(dataclasses.asdict(localization))
     return {"schema": SCHEMA, "version": SCHEMA_VERSION, **plain}
 
 
@@ -145,81 +145,87 @@ def error_text(error: float) -> str:
 def place_text(place: InstructionPlace) -> str:
     """Return an instruction as ``dot.3 (dot f32[8,16]) at model.py:12 (loss)``."""
     source = f" at {place.source}" if place.source else ""
-    frame = "".join(f", in {one}" for one in reversed(place.frame))
+    frame = "".join(f", in {scope}" for scope in reversed(place.frame))
     calls = f", in {place.calls[-1]}" if place.calls else ""
     return f"{place.name} ({place.opcode} {place.shape}){source}{calls}{frame}"
 
 
-def sentence(found: Localization) -> str:
+def sentence(localization: Localization) -> str:
     """Return the answer in one sentence."""
-    return _SENTENCES[found.kind](found)
+    return _SENTENCES[localization.kind](localization)
 
 
-def _edited(found: Localization) -> str:
-    assert found.substituted is not None
-    before, after = map(error_text, found.substituted)
-    several = len(found.instructions) > 1
-    what = " and ".join(map(place_text, found.instructions))
+def _edited(localization: Localization) -> str:
+    assert localization.substituted is not None
+    before, after = map(error_text, localization.substituted)
+    several = len(localization.instructions) > 1
+    what = " and ".join(map(place_text, localization.instructions))
     return (
-        f"{what} {'differ' if several else 'differs'} between the programs of {found.suspect} "
-        f"and {found.reference}: with {'them' if several else 'it'} as in the reference, the "
-        f"outputs are off by {after} the tolerance instead of {before}"
+        f"{what} {'differ' if several else 'differs'} between the programs of "
+        f"{localization.suspect} and {localization.reference}: with "
+        f"{'them' if several else 'it'} as in the reference, the outputs are off by {after} the "
+        f"tolerance instead of {before}"
     )
 
 
-def _candidates(found: Localization) -> str:
+def _candidates(localization: Localization) -> str:
     return (
-        f"no operation can be proven to cause the difference between {found.suspect} and "
-        f"{found.reference}; the candidates are {_span(found)}"
+        f"no operation can be proven to cause the difference between {localization.suspect} and "
+        f"{localization.reference}; the candidates are {_span(localization)}"
     )
 
 
-def _instruction(found: Localization) -> str:
-    if found.substituted is not None:
-        return _edited(found)
-    what = " or ".join(map(place_text, found.instructions))
-    error = max((one.error for one in found.difference), default=math.inf)
+def _instruction(localization: Localization) -> str:
+    if localization.substituted is not None:
+        return _edited(localization)
+    what = " or ".join(map(place_text, localization.instructions))
+    error = max((value.error for value in localization.difference), default=math.inf)
     return (
-        f"{what} goes wrong on {found.suspect}: with the same inputs, it is off "
-        f"{found.reference} by {error_text(error)} the tolerance"
+        f"{what} goes wrong on {localization.suspect}: with the same inputs, it is off "
+        f"{localization.reference} by {error_text(error)} the tolerance"
     )
 
 
-def _interaction(found: Localization) -> str:
-    if found.substituted is not None:
-        return _edited(found)
-    healing = [pass_.variant for pass_ in found.passes if pass_.error <= 1.0 and not pass_.failed]
+def _interaction(localization: Localization) -> str:
+    if localization.substituted is not None:
+        return _edited(localization)
+    healing = [
+        pass_.variant for pass_ in localization.passes if pass_.error <= 1.0 and not pass_.failed
+    ]
     by = f"; {', '.join(healing)} is right" if healing else ""
     return (
-        f"{_span(found)} go wrong together on {found.suspect}, but are right when separated: the "
-        f"cause is a fusion or a pass over them, not one instruction{by}"
+        f"{_span(localization)} go wrong together on {localization.suspect}, but are right when "
+        f"separated: the cause is a fusion or a pass over them, not one instruction{by}"
     )
 
 
-def _amplification(found: Localization) -> str:
+def _amplification(localization: Localization) -> str:
     return (
-        f"no instruction exceeds its rounding error on {found.suspect}; the rounding errors grow "
-        f"most at {_span(found)}: the program is ill-conditioned there"
+        f"no instruction exceeds its rounding error on {localization.suspect}; the rounding "
+        f"errors grow most at {_span(localization)}: the program is ill-conditioned there"
     )
 
 
-def _nothing(found: Localization) -> str:
-    agree = f"{found.suspect} and {found.reference} agree within tolerance: nothing to localize"
-    if found.instructions:
+def _nothing(localization: Localization) -> str:
+    agree = (
+        f"{localization.suspect} and {localization.reference} agree within tolerance: nothing to "
+        "localize"
+    )
+    if localization.instructions:
         agree += (
-            f"; the programs differ in {_span(found)}, which changes no output by more than "
+            f"; the programs differ in {_span(localization)}, which changes no output by more than "
             "the tolerance"
         )
     return agree
 
 
-def _unfinished(found: Localization) -> str:
-    among = f", and the fault is among {_span(found)}" if found.instructions else ""
+def _unfinished(localization: Localization) -> str:
+    among = f", and the fault is among {_span(localization)}" if localization.instructions else ""
     return f"the budget ran out{among}; run it again to continue"
 
 
-def _span(found: Localization) -> str:
-    places = found.instructions
+def _span(localization: Localization) -> str:
+    places = localization.instructions
     if len(places) == 1:
         return place_text(places[0])
     return f"the {len(places)} instructions {place_text(places[0])} to {place_text(places[-1])}"
