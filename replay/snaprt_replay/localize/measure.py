@@ -55,8 +55,8 @@ def error_between(
     return _float_error(reference, suspect, moved)
 
 
-def _share(reference: np.ndarray, other: np.ndarray) -> float:
-    return float(np.mean(reference.astype(other.dtype) != other))
+def _share(reference: np.ndarray, actual: np.ndarray) -> float:
+    return float(np.mean(reference.astype(actual.dtype) != actual))
 
 
 def _float_error(reference: np.ndarray, suspect: np.ndarray, moved: np.ndarray | None) -> float:
