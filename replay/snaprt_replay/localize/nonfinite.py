@@ -73,13 +73,13 @@ def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> 
     if all(map(is_finite, outputs.values())):
         return None
     nan = any(map(has_nan, outputs.values()))
-    bad, made = (has_nan, "NaN") if nan else (has_infinity, "an infinity")
-    found = _Search(session, bad, made).inside(frame, _all(frame), frame.arguments)
-    if found is None or found.from_finite or not nan:
-        return found
+    bad, kind = (has_nan, "NaN") if nan else (has_infinity, "an infinity")
+    origin = _Search(session, bad, kind).inside(frame, _all(frame), frame.arguments)
+    if origin is None or origin.from_finite or not nan:
+        return origin
     # The NaN is made of an infinity: who made that?
     earlier = _Search(session, has_infinity, "an infinity")
-    return earlier.inside(frame, _all(frame), frame.arguments, found.place.name) or found
+    return earlier.inside(frame, _all(frame), frame.arguments, origin.place.name) or origin
 
 
 def origin_sentence(origin: Origin) -> str:
@@ -129,16 +129,16 @@ class _Search:
         )
         piece = piece_of(frame, region, regions)
         (tapped,) = run_suspect(self.session, frame, [piece], [known])
-        for one in regions:
-            results = set(line.results(one.start, one.stop))
+        for part in regions:
+            results = set(line.results(part.start, part.stop))
             gone_bad = any(
                 self.bad(array) for value, array in tapped.items() if value.instruction in results
             )
-            inner = known_at(frame, one, known, tapped)
-            found = self.inside(frame, one, inner, before, REGIONS) if gone_bad else None
-            if found is not None:
-                return found
-            if any(other.name == before for other in line.work(one.start, one.stop)):
+            inner = known_at(frame, part, known, tapped)
+            origin = self.inside(frame, part, inner, before, REGIONS) if gone_bad else None
+            if origin is not None:
+                return origin
+            if any(instruction.name == before for instruction in line.work(part.start, part.stop)):
                 return None
         return None
 
@@ -155,17 +155,17 @@ class _Search:
         if inside is not None:
             entered = inside(self, frame, instruction, operands)
             if entered is not None:
-                found = self.inside(entered, _all(entered), entered.arguments)
-                if found is not None:
-                    return found
+                origin = self.inside(entered, _all(entered), entered.arguments)
+                if origin is not None:
+                    return origin
         result = _of(values, instruction.id)
         if not any(map(self.bad, result.values())):
             return None  # what goes bad is a constant that lies here too
-        if any(self.bad(array) for one in operands for array in one.values()):
+        if any(self.bad(array) for operand in operands for array in operand.values()):
             return None
         return Origin(
             frame.line.place(instruction, frame.names),
-            [pair for one in operands for pair in _named(frame, one)],
+            [pair for operand in operands for pair in _named(frame, operand)],
             _named(frame, result),
             self.made,
         )
@@ -214,8 +214,8 @@ def _result(session: Session, frame: ComputationFrame) -> Values:
 
 
 def _of(values: Values, instruction: int) -> Values:
-    return {one: array for one, array in values.items() if one.instruction == instruction}
+    return {value: array for value, array in values.items() if value.instruction == instruction}
 
 
 def _named(frame: ComputationFrame, values: Values) -> list[tuple[str, np.ndarray]]:
-    return [(frame.line.by_id[one.instruction].name, array) for one, array in values.items()]
+    return [(frame.line.by_id[value.instruction].name, array) for value, array in values.items()]
