@@ -89,7 +89,7 @@ def localize(
     request = request or LocalizeRequest()
     check_playable(case, 1)
     check_runs_on_one_device(case)
-    case, told = on_one_device(case)
+    case, case_notes = on_one_device(case)
     suspect = suspect_of(case, request.suspect)
     reference = _runnable(request.reference) or (
         suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)
@@ -119,13 +119,13 @@ def localize(
             return side(parse_variant(text), text, programs[0])
 
         session = Session(request.state, request.budget, tell)
-        inputs = [one.value for one in case.inputs or ()]
+        inputs = [array.value for array in case.inputs or ()]
         recorded = None if case.outputs is None else [output.value for output in case.outputs]
-        found = search(session, sides, inputs, request.find, vary, recorded)
-    if found.kind != "unfinished":
+        localization = search(session, sides, inputs, request.find, vary, recorded)
+    if localization.kind != "unfinished":
         session.forget()
-    notes = (*told, *found.notes, *_notes_on_files(case, against))
-    return dataclasses.replace(found, notes=notes)
+    notes = (*case_notes, *localization.notes, *_notes_on_files(case, against))
+    return dataclasses.replace(localization, notes=notes)
 
 
 def search(
@@ -200,13 +200,13 @@ def _between_variants(
     """Localize a difference that two ways to run one program make."""
     session = task.session
     state = Search(session)
-    found = state.whole(task.frame, outputs)
+    finding = state.whole(task.frame, outputs)
     effects: tuple[PassEffect, ...] = ()
-    if state.healed is not None and found.kind == "interaction" and vary is not None:
+    if state.healed is not None and finding.kind == "interaction" and vary is not None:
         healed = state.healed
         effects = try_passes(session, healed.frame, healed.piece, healed.known, healed.whole, vary)
     result = dataclasses.replace(
-        _localization(task, outputs, found),
+        _localization(task, outputs, finding),
         path=tuple(state.path),
         observer_effect=state.observer_effect,
         passes=effects,
@@ -216,7 +216,7 @@ def _between_variants(
 
 
 def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
-    wrong = sum(one.made > 1.0 and not one.chosen for one in path if one.depth == 0)
+    wrong = sum(region.made > 1.0 and not region.chosen for region in path if region.depth == 0)
     return (f"{wrong} more of the first regions go wrong with the same inputs",) if wrong else ()
 
 
@@ -240,8 +240,8 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localizati
 def _agreement(task: _Task, outputs: Pair) -> Localization:
     edits = [] if task.compared.is_same else edits_between(task.compared)
     places, differences = _edited(edits[:MOST_NAMED], outputs.error())
-    found = Found("nothing", places, differences)
-    return _localization(task, outputs, found)
+    finding = Found("nothing", places, differences)
+    return _localization(task, outputs, finding)
 
 
 def _edited(
@@ -298,7 +298,7 @@ def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarra
         )
     entry = suspect.program.module.entry_computation_id
     one_program = (suspect, dataclasses.replace(reference, program=suspect.program))
-    frame = frame_of(one_program, (entry, entry), [{Value(0): one} for one in inputs])
+    frame = frame_of(one_program, (entry, entry), [{Value(0): array} for array in inputs])
     return _Task(session, sides, frame, compared, inputs)
 
 
@@ -324,23 +324,23 @@ def _localize_nonfinite(task: _Task, outputs: Pair) -> Localization:
     origin = nonfinite.first_origin(task.session, task.frame, outputs.suspect)
     if origin is None:
         result = _localization(task, outputs, Found("nothing", ()))
-        told = nonfinite.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
-        return dataclasses.replace(result, reference="", sentence=told)
-    found = Found("instruction", (origin.place,), (), float("inf"))
-    result = _localization(task, outputs, found)
+        answer = nonfinite.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
+        return dataclasses.replace(result, reference="", sentence=answer)
+    finding = Found("instruction", (origin.place,), (), float("inf"))
+    result = _localization(task, outputs, finding)
     return dataclasses.replace(result, reference="", sentence=nonfinite.origin_sentence(origin))
 
 
-def _localization(task: _Task, outputs: Pair | None, found: Found) -> Localization:
+def _localization(task: _Task, outputs: Pair | None, finding: Found) -> Localization:
     matched, count = count_matched(task.compared)
     session = task.session
     result = Localization(
-        kind=found.kind,
+        kind=finding.kind,
         sentence="",
         suspect=task.sides[0].name,
         reference=task.sides[1].name,
-        instructions=found.places,
-        difference=found.difference,
+        instructions=finding.places,
+        difference=finding.difference,
         outputs=_output_differences(outputs) if outputs is not None else (),
         matched=matched,
         instruction_count=count,
@@ -364,15 +364,18 @@ def _notes_on_recorded(
     """Say which sides give what was recorded."""
     if recorded is None or len(recorded) != len(outputs.suspect):
         return ()
-    told = []
+    notes = []
     for side, values in zip(frame.sides, (outputs.suspect, outputs.reference), strict=True):
         error = max(
-            (error_between(got, one) for got, one in zip(values.values(), recorded, strict=True)),
+            (
+                error_between(got, expected)
+                for got, expected in zip(values.values(), recorded, strict=True)
+            ),
             default=0.0,
         )
         gives = "reproduces" if error <= 1.0 else "does not reproduce"
-        told.append(f"{side.name} {gives} the recorded outputs (error: {error_text(error)})")
-    return tuple(told)
+        notes.append(f"{side.name} {gives} the recorded outputs (error: {error_text(error)})")
+    return tuple(notes)
 
 
 def _notes_on_files(case: Case, against: Case | None) -> tuple[str, ...]:
@@ -390,9 +393,9 @@ def _notes_on_files(case: Case, against: Case | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _same(ones: Sequence[NamedArray] | None, others: Sequence[NamedArray] | None) -> bool:
-    if ones is None or others is None:
+def _same(first: Sequence[NamedArray] | None, second: Sequence[NamedArray] | None) -> bool:
+    if first is None or second is None:
         return True  # nothing that could differ
-    return len(ones) == len(others) and all(
-        same_bits(one.value, other.value) for one, other in zip(ones, others, strict=True)
+    return len(first) == len(second) and all(
+        same_bits(left.value, right.value) for left, right in zip(first, second, strict=True)
     )
