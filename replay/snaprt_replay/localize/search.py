@@ -107,7 +107,9 @@ class Search:
     ) -> Found:
         """Search a region that goes wrong on the clean values `known`; `whole` is what it gave."""
         work = frame.line.work(region.start, region.stop)
-        self.last = tuple(frame.line.place(one, frame.names) for one in work[:REGIONS])
+        self.last = tuple(
+            frame.line.place(instruction, frame.names) for instruction in work[:REGIONS]
+        )
         self.innermost = (frame, region, known)
         if len(work) <= 1:
             return self._at_one(frame, region, known, whole, depth)
@@ -119,22 +121,24 @@ class Search:
             self.healed = Healed(frame, piece_of(frame, region, [region]), known, whole)
             return Found("interaction", self.last, _differences(frame, whole), whole.error())
         regions, carried = tapped
-        made = self._clean(frame, regions, known, carried)
-        errors = [pair.error() for pair in made]
+        clean = self._clean(frame, regions, known, carried)
+        errors = [pair.error() for pair in clean]
         chosen = _at_fault(errors)
         if chosen:
             by_cutting = self._by_cutting(frame, regions, known, carried)
-            chosen = [one for one in chosen if errors[one] > _BEYOND_CUTTING * by_cutting[one]]
+            chosen = [
+                index for index in chosen if errors[index] > _BEYOND_CUTTING * by_cutting[index]
+            ]
             if not chosen:
                 return Found("candidates", self.last, _differences(frame, whole), whole.error())
-        self._note(frame, region, regions, made, carried, chosen, depth)
+        self._note(frame, region, regions, clean, carried, chosen, depth)
         best: Found | None = None
         for index in chosen[:_MOST_TRIED]:
             inner = self._inside(
                 frame,
                 regions[index],
                 known_at(frame, regions[index], known, carried.clean()),
-                made[index],
+                clean[index],
                 depth + 1,
             )
             if inner.kind != "amplification":
@@ -177,7 +181,7 @@ class Search:
         most = REGIONS if depth else COARSE_REGIONS
         ways = [choose_cuts(frame.line, frame.matching, region, most)]
         quarters = choose_cuts(frame.line, frame.matching, region, _FEWER[1])
-        ways += [[one] for one in (*quarters[1:2], *quarters[:1], *quarters[2:])]
+        ways += [[position] for position in (*quarters[1:2], *quarters[:1], *quarters[2:])]
         return [way for index, way in enumerate(ways) if way and way not in ways[:index]]
 
     def _clean(
@@ -196,7 +200,8 @@ class Search:
         values = [known_at(frame, region, known, carried.suspect) for region in regions]
         alone = run_suspect(self.session, frame, pieces, values)
         return [
-            Pair(one, {value: carried.suspect[value] for value in one}).error() for one in alone
+            Pair(results, {value: carried.suspect[value] for value in results}).error()
+            for results in alone
         ]
 
     # --- where it ends ---
@@ -207,9 +212,9 @@ class Search:
         line = frame.line
         work = line.work(region.start, region.stop)
         sources = line.sources(region.start, region.stop)
-        found = self._among_sources(frame, sources) if sources else None
-        if found is not None:
-            return found
+        finding = self._among_sources(frame, sources) if sources else None
+        if finding is not None:
+            return finding
         if not work:  # an output that is a constant, or an input
             place = line.place(line.root, frame.names)
             return Found("instruction", (place,), _differences(frame, whole), whole.error())
@@ -228,11 +233,11 @@ class Search:
         """Look at what is made of constants alone, and is part of every region that uses it."""
         ids = tuple(source.id for source in sources if source.id in frame.matching)
         (pair,) = run_both(self.session, frame, [Piece(ids)], [frame.arguments])
-        for one in ids:
-            if pair.error(one) > 1.0:
-                place = frame.line.place(frame.line.by_id[one], frame.names)
-                differing = _differences(frame, pair, one)
-                return Found("instruction", (place,), differing, pair.error(one))
+        for source_id in ids:
+            if pair.error(source_id) > 1.0:
+                place = frame.line.place(frame.line.by_id[source_id], frame.names)
+                differing = _differences(frame, pair, source_id)
+                return Found("instruction", (place,), differing, pair.error(source_id))
         return None
 
     def _enter(
@@ -269,7 +274,7 @@ class Search:
         more taps where the growth is.
         """
         while True:
-            growth = [_growth(frame, one, carried) for one in regions]
+            growth = [_growth(frame, part, carried) for part in regions]
             steepest = regions[growth.index(max(growth))]
             cuts = choose_cuts(frame.line, frame.matching, steepest, REGIONS)
             if not cuts:
@@ -282,7 +287,7 @@ class Search:
             (carried,) = run_both(self.session, frame, [piece_of(frame, region, bounds)], [known])
         work = frame.line.work(steepest.start, steepest.stop)
         ends = frame.line.results(steepest.start, steepest.stop)
-        places = tuple(frame.line.place(one, frame.names) for one in work)
+        places = tuple(frame.line.place(instruction, frame.names) for instruction in work)
         differing = _differences(frame, carried, *ends)
         return Found("amplification", places, differing, carried.error(*ends))
 
@@ -293,14 +298,14 @@ class Search:
         frame: ComputationFrame,
         region: Region,
         regions: Sequence[Region],
-        made: Sequence[Pair],
+        clean: Sequence[Pair],
         carried: Pair,
         chosen: Sequence[int],
         depth: int,
     ) -> None:
-        for index, (one, pair) in enumerate(zip(regions, made, strict=True)):
-            work = frame.line.work(one.start, one.stop)
-            taken = frame.line.taken(one.start, one.stop)
+        for index, (part, pair) in enumerate(zip(regions, clean, strict=True)):
+            work = frame.line.work(part.start, part.stop)
+            taken = frame.line.taken(part.start, part.stop)
             comes_in = carried.error(*taken) if taken else 0.0
             self.path.append(
                 RegionError(
@@ -310,7 +315,7 @@ class Search:
                     depth=depth,
                     made=pair.error(),
                     carried_in=comes_in,
-                    carried_out=carried.error(*frame.line.results(one.start, one.stop)),
+                    carried_out=carried.error(*frame.line.results(part.start, part.stop)),
                     chosen=index in chosen[:1],
                 )
             )
@@ -325,10 +330,10 @@ class Search:
         session.tell(f"{left} instructions{where}: {what}{estimate}")
 
 
-def _at_fault(made: Sequence[float]) -> list[int]:
+def _at_fault(errors: Sequence[float]) -> list[int]:
     """Return which regions make an error, in order; the first is the likely one."""
-    largest = min(max(made), _LARGEST_CLEAR)
-    return [index for index, error in enumerate(made) if error > max(1.0, largest * _CLEAR)]
+    largest = min(max(errors), _LARGEST_CLEAR)
+    return [index for index, error in enumerate(errors) if error > max(1.0, largest * _CLEAR)]
 
 
 def piece_of(frame: ComputationFrame, region: Region, regions: Sequence[Region]) -> Piece:
@@ -341,12 +346,16 @@ def known_at(frame: ComputationFrame, region: Region, known: Values, tapped: Val
     """Return the clean values at a region's start: what was known before, and what taps gave."""
     live = set(frame.line.live(region.start))
     return {
-        **{one: array for one, array in known.items() if _is_parameter(frame, one.instruction)},
         **{
-            one: array
+            value: array
+            for value, array in known.items()
+            if _is_parameter(frame, value.instruction)
+        },
+        **{
+            value: array
             for source in (known, tapped)
-            for one, array in source.items()
-            if one.instruction in live
+            for value, array in source.items()
+            if value.instruction in live
         },
     }
 
@@ -360,10 +369,10 @@ def _operand_values(
 ) -> list[Values]:
     """Return the clean values of an instruction's operands, in order."""
     ids = tuple(dict.fromkeys(instruction.operand_ids))
-    given = frozenset(one.instruction for one in known)
-    (values,) = run_reference(session, frame, [Piece(ids, given)], [known])
+    known_ids = frozenset(value.instruction for value in known)
+    (values,) = run_reference(session, frame, [Piece(ids, known_ids)], [known])
     return [
-        {one: array for one, array in values.items() if one.instruction == operand}
+        {value: array for value, array in values.items() if value.instruction == operand}
         for operand in instruction.operand_ids
     ]
 
@@ -386,7 +395,9 @@ def _differences(
     frame: ComputationFrame, pair: Pair, *instructions: int
 ) -> tuple[ValueDifference, ...]:
     """Compare what instructions gave, by default all, in words."""
-    names: Mapping[int, str] = {one.id: one.name for one in frame.line.order}
+    names: Mapping[int, str] = {
+        instruction.id: instruction.name for instruction in frame.line.order
+    }
     return tuple(
         difference(
             ".".join(map(str, (names[value.instruction], *value.path))),
@@ -446,7 +457,7 @@ def try_passes(
             effects.append(PassEffect(side.name, error, failed))
     except BudgetSpentError:
         pass  # what was tried until then is said
-    return tuple(sorted(effects, key=lambda one: one.error))
+    return tuple(sorted(effects, key=lambda effect: effect.error))
 
 
 def _passes_that_change(
@@ -458,6 +469,6 @@ def _passes_that_change(
             run(vary(f"xla-flags=--xla_dump_to={folder} --xla_dump_hlo_pass_re=.*"))
         except ExecutionError:
             return ()
-        found = [_AFTER.search(path.name) for path in sorted(Path(folder).iterdir())]
-    names = dict.fromkeys(one[1] for one in found if one is not None)
+        matches = [_AFTER.search(path.name) for path in sorted(Path(folder).iterdir())]
+    names = dict.fromkeys(match[1] for match in matches if match is not None)
     return [name for name in names if name != _NO_PASS]
