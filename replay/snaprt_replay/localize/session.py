@@ -102,13 +102,13 @@ class Session:
         return [[*finish()] for finish in [self._start(order) for order in orders]]
 
     def _start(self, order: Order) -> Callable[[], list[Values]]:
-        made, hlo = self._extract(order)
-        inputs = _inputs(made, order.values)
+        extracted, hlo = self._extract(order)
+        inputs = _inputs(extracted, order.values)
         key, module_key = _key(order.side.name, hlo, inputs)
         remembered = self._recall(key)
         if remembered is not None:
             self.remembered += 1
-            return lambda: _sort(made, remembered)
+            return lambda: _sort(extracted, remembered)
         if self._budget is not None and self.seconds > self._budget:
             raise BudgetSpentError
         self.executions += 1
@@ -122,7 +122,7 @@ class Session:
             if outcome.outputs is None:
                 raise _failed(order.side, outcome)
             self._remember(key, outcome.outputs)
-            return _sort(made, outcome.outputs)
+            return _sort(extracted, outcome.outputs)
 
         return finish
 
@@ -132,8 +132,8 @@ class Session:
         if key not in self._extracts:
             while len(self._extracts) >= _KEPT_EXTRACTS:
                 del self._extracts[next(iter(self._extracts))]
-            made = extract(order.line.program.module, order.line.computation, order.pieces)
-            self._extracts[key] = (order.line, made, serialize(made.module))
+            extracted = extract(order.line.program.module, order.line.computation, order.pieces)
+            self._extracts[key] = (order.line, extracted, serialize(extracted.module))
         return self._extracts[key][1:]
 
     def _recall(self, key: str) -> tuple[np.ndarray, ...] | None:
@@ -181,32 +181,36 @@ def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
     return np.frombuffer(content, floatbits.dtype_named(dtype)).reshape(shape)
 
 
-def _inputs(made: Extract, values: Sequence[Values]) -> list[np.ndarray]:
-    found = [values[index][value] for index, piece in enumerate(made.parameters) for value in piece]
-    return typed(made.module, found)
+def _inputs(extracted: Extract, values: Sequence[Values]) -> list[np.ndarray]:
+    arrays = [
+        values[index][value] for index, piece in enumerate(extracted.parameters) for value in piece
+    ]
+    return typed(extracted.module, arrays)
 
 
 def typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return a module's inputs, in the dtypes that its parameters have."""
     taken = parameters(entry_computation(module))
     return [
-        np.ascontiguousarray(array.astype(dtype_of(one.shape), copy=False)).reshape(array.shape)
-        for array, one in zip(arrays, taken, strict=True)
+        np.ascontiguousarray(array.astype(dtype_of(parameter.shape), copy=False)).reshape(
+            array.shape
+        )
+        for array, parameter in zip(arrays, taken, strict=True)
     ]
 
 
-def _sort(made: Extract, outputs: Sequence[np.ndarray]) -> list[Values]:
+def _sort(extracted: Extract, outputs: Sequence[np.ndarray]) -> list[Values]:
     """Give each piece its own results."""
     arrays = iter(outputs)
-    return [{value: next(arrays) for value in piece} for piece in made.results]
+    return [{value: next(arrays) for value in piece} for piece in extracted.results]
 
 
 def _key(side: str, hlo: bytes, inputs: Sequence[np.ndarray]) -> tuple[str, str]:
     of_module = hashlib.blake2b(side.encode() + b"\0" + hlo, digest_size=16)
     of_run = of_module.copy()
-    for one in inputs:
-        of_run.update(f"{one.dtype.name}{one.shape}".encode())
-        of_run.update(one.tobytes())
+    for array in inputs:
+        of_run.update(f"{array.dtype.name}{array.shape}".encode())
+        of_run.update(array.tobytes())
     return of_run.hexdigest(), of_module.hexdigest()
 
 
