@@ -45,7 +45,8 @@ def frame_of(
         arguments: For each parameter in order its arrays, by any instruction's values.
     """
     suspect, reference = (
-        side.program.line(one) for side, one in zip(sides, computation_ids, strict=True)
+        side.program.line(computation_id)
+        for side, computation_id in zip(sides, computation_ids, strict=True)
     )
     frame = ComputationFrame(sides, (suspect, reference), match(suspect, reference), (), {})
     return called_with(frame, (), arguments)
@@ -58,8 +59,8 @@ def called_with(
     taken = parameters(frame.line.computation)
     values = {
         Value(parameter.id, value.path): array
-        for parameter, given in zip(taken, arguments, strict=True)
-        for value, array in given.items()
+        for parameter, argument in zip(taken, arguments, strict=True)
+        for value, array in argument.items()
     }
     return dataclasses.replace(frame, names=names, arguments=values)
 
@@ -128,7 +129,7 @@ def run_clean(
     if all(pair.error() <= 1.0 for pair in pairs):
         return pairs
     generator = np.random.default_rng(0)
-    moved = [{one: move(array, generator) for one, array in known.items()} for known in values]
+    moved = [{value: move(array, generator) for value, array in known.items()} for known in values]
     answers = run_reference(session, frame, pieces, moved)
     return [
         dataclasses.replace(pair, moved=answer) for pair, answer in zip(pairs, answers, strict=True)
@@ -144,22 +145,22 @@ def _suspect_order(
 def _reference_order(
     frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> Order:
-    there = frame.matching
+    matching = frame.matching
     return Order(
         frame.sides[1],
         frame.lines[1],
         [
             Piece(
-                tuple(there[result] for result in piece.results),
-                frozenset(there[one] for one in piece.given),
+                tuple(matching[result] for result in piece.results),
+                frozenset(matching[instruction] for instruction in piece.given),
             )
             for piece in pieces
         ],
         [
             {
-                Value(there[value.instruction], value.path): array
+                Value(matching[value.instruction], value.path): array
                 for value, array in known.items()
-                if value.instruction in there
+                if value.instruction in matching
             }
             for known in values
         ],
@@ -167,9 +168,14 @@ def _reference_order(
 
 
 def _by_suspect(frame: ComputationFrame, results: Sequence[Values]) -> list[Values]:
-    here: Mapping[int, int] = {other: one for one, other in frame.matching.items()}
+    suspect_ids: Mapping[int, int] = {
+        reference_id: suspect_id for suspect_id, reference_id in frame.matching.items()
+    }
     return [
-        {Value(here[value.instruction], value.path): array for value, array in result.items()}
+        {
+            Value(suspect_ids[value.instruction], value.path): array
+            for value, array in result.items()
+        }
         for result in results
     ]
 
@@ -196,7 +202,9 @@ def enter_loop(
     Where no iteration makes one beyond its tolerance, it is that of the largest.
     """
     state = operands[0]
-    body, condition = (frame_of(frame.sides, _called(frame, loop, one), [state]) for one in (0, 1))
+    body, condition = (
+        frame_of(frame.sides, _called(frame, loop, position), [state]) for position in (0, 1)
+    )
     worst: tuple[float, ComputationFrame, Pair] | None = None
     for number in range(MOST_ITERATIONS):
         if number % _TOLD_EVERY == 0:
@@ -246,8 +254,8 @@ ENTER: Final[Mapping[str, Enter]] = {"while": enter_loop, "conditional": enter_b
 
 
 def _called(frame: ComputationFrame, instruction: XlaMessage, number: int) -> tuple[int, int]:
-    other = frame.lines[1].by_id[frame.matching[instruction.id]]
-    return instruction.called_computation_ids[number], other.called_computation_ids[number]
+    partner = frame.lines[1].by_id[frame.matching[instruction.id]]
+    return instruction.called_computation_ids[number], partner.called_computation_ids[number]
 
 
 def _result(session: Session, frame: ComputationFrame) -> Pair:
