@@ -1,7 +1,7 @@
 """Compare the outputs of two executions.
 
-`compare` takes arrays and gives a `results.Comparison`. Exact types (bool, integers) compare
-exactly, floats by their bits, in ULP, and against a tolerance; a different shape or dtype is a
+`compare` takes arrays and returns a `results.Comparison`. It compares exact types (bool, integers)
+exactly, and floats by their bits, in ULP, and against a tolerance; a different shape or dtype is a
 mismatch like any other.
 """
 
@@ -38,12 +38,12 @@ def compare(
     expected_name: str = "recorded",
     actual_name: str = "replayed",
 ) -> Comparison:
-    """Compare two lists of outputs, the first with the first and so on.
+    """Compare two lists of outputs, the first with the first, and so on.
 
     Args:
         expected: The side that errors are relative to.
         actual: The other side; an output that only one side has is a mismatch.
-        request: The tolerance asked for; None for the defaults.
+        request: The requested tolerance; None for the defaults.
         expected_name: What to call the expected side.
         actual_name: What to call the actual side.
 
@@ -102,7 +102,7 @@ def compare_arrays(
 
 
 def _flat(values: np.ndarray) -> np.ndarray:
-    """Return one dimension, C order, this machine's byte order."""
+    """Return the values in one dimension, C order and this machine's byte order."""
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     return np.ascontiguousarray(native).reshape(-1)
 
@@ -167,7 +167,7 @@ def _compare_exact(
 
 @dataclasses.dataclass(frozen=True)
 class _ExactErrors:
-    """How a chunk of exact numbers differs: how many, the first, the worst and where it is."""
+    """How a chunk of exact numbers differs: the count, the first, the worst and its index."""
 
     differing: int
     first: int
@@ -193,7 +193,7 @@ def _measure_exact(
     relative = 0.0
     least = int(np.abs(left).min())  # negative for the smallest number: then no bound is known
     if int(distance[where]) >= worst_relative * (1 - 1e-6) * least:
-        # Only an element that beats the worst so far, by a bound in float32, is looked at exactly.
+        # Compute exactly only for the elements that, by a bound in float32, may exceed the worst.
         bound = np.abs(left.astype(np.float32))
         bound *= np.float32(worst_relative * (1 - 1e-6))
         candidates = np.flatnonzero(distance.astype(np.float32) > bound)

@@ -1,7 +1,7 @@
-"""Finds in what two recorded executions differ: surroundings, arrays, module; runs nothing.
+"""Find how two recorded executions differ: environment, arrays, module; run nothing.
 
-What only tells which execution it was (its number, step, time, process), and where and why it was
-recorded, is no difference.
+Facts that only identify an execution (its number, step, time, process), and where and why it was
+recorded, do not count as differences.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
 
 _OF_THE_RECORDING = ("SNAPRT_DUMP_DIR", "SNAPRT_RECORD")
-_LARGEST_CONSTANT = 16  # elements: of a larger one the digest is compared, not the text
+_LARGEST_CONSTANT = 16  # elements; compare larger constants by digest, not as text
 
 
 @dataclass(frozen=True)
 class FactDifference:
-    """Something noted of both executions; empty text where one has no such note."""
+    """A recorded fact that differs; empty text where an execution does not have it."""
 
     what: str
     first: str
@@ -37,46 +37,46 @@ class FactDifference:
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """An input or output that is not the same."""
+    """An input or output that differs."""
 
     role: str  # ``input`` or ``output``
     name: str  # its name in the first execution, or in the only one that has it
-    reason: str  # in words, where values cannot be compared one by one; else empty
+    reason: str  # in words, where values cannot be compared individually; else empty
     comparison: OutputComparison | None  # of the values; None where only one side has the array
 
     @property
     def differs(self) -> bool:
-        """Return whether anything of it differs."""
+        """Return whether anything about the array differs."""
         identical = self.comparison is not None and self.comparison.verdict == IDENTICAL
         return bool(self.reason) or not identical
 
 
 @dataclass(frozen=True)
 class Differences:
-    """In what two executions differ."""
+    """How two executions differ."""
 
     facts: tuple[FactDifference, ...]  # versions, flags, environment, devices
     arrays: tuple[ArrayDifference, ...]  # inputs and outputs
     # A unified diff of the modules as StableHLO without source locations.
     instructions: tuple[str, ...]
-    same_arrays: int  # how many arrays are the same
+    same_arrays: int  # how many arrays are identical
     notes: tuple[str, ...]  # what could not be compared
 
     @property
     def any(self) -> bool:
-        """Return whether there is any."""
+        """Return whether there is any difference."""
         return bool(self.facts or self.arrays or self.instructions)
 
 
 def find_differences(first: Path, second: Path) -> Differences:
-    """Compare two recorded executions, inputs and outputs both.
+    """Compare two recorded executions, including inputs and outputs.
 
     Args:
-        first: Any file that can be replayed; the other files of its execution are found beside it.
-        second: The same.
+        first: Any file that can be replayed; the execution's other files are found next to it.
+        second: The same for the second execution.
 
     Raises:
-        SnapshotError: One cannot be read.
+        SnapshotError: A file cannot be read.
     """
     first_case, second_case = load(first), load(second)
     compared, notes = [], []
@@ -107,7 +107,7 @@ def find_differences(first: Path, second: Path) -> Differences:
 def _compare_sides(
     role: str, left: Sequence[NamedArray], right: Sequence[NamedArray]
 ) -> list[ArrayDifference]:
-    """Compare arrays by their place, as a module takes and returns them."""
+    """Compare arrays by position, as a module takes and returns them."""
     differences = []
     for array, counterpart in zip(left, right, strict=False):
         comparison = compare_arrays(array.name, array.value, counterpart.value, EXACTLY)

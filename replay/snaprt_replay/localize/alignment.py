@@ -1,8 +1,9 @@
-"""Lay out alike what the loops and branches of two programs carry; it must not run any.
+"""Give the state of loops and branches the same layout in two programs; this must not run any.
 
-An edit in a loop can change which of the values around the loop become part of its state, and in
-which order: XLA's converter appends what the body reads, as it comes to it, and moves out what does
-not change any more. Only with one layout can what is inside be compared, and exchanged.
+An edit in a loop can change which of the surrounding values become part of its state, and in which
+order: XLA's converter appends the values that the body reads in the order in which it meets them,
+and moves values out that no longer change. The computations inside can be compared and exchanged
+only if both programs have the same layout.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from snaprt_replay.localize.edits import edits_between
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, Digests, compare
 from snaprt_replay.localize.program import FlatModule, Line
 
-_MOST_DEPTH = 8  # of loops and branches in each other
-_MOST_COPIED = 50  # instructions, so that a value that only one program has is in both
+_MOST_DEPTH = 8  # of nested loops and branches
+_MOST_COPIED = 50  # instructions copied to give one program a value that only the other has
 _PASSED_ON = "get-tuple-element"
 
 _Layout = Sequence[tuple[int | None, int | None]]
-"""For each element of the state the number of the suspect's and of the reference's."""
+"""For each element of the common state, its number in the suspect and in the reference."""
 
 
 def aligned(suspect: FlatModule, reference: FlatModule) -> ComputationDiff:
-    """Compare two programs, with the state of their loops and branches laid out alike.
+    """Compare two programs after giving their loops and branches the same state layout.
 
-    Where a layout cannot be changed, or where fewer operations differ as the two are, as where two
-    values of the state are exchanged, they are compared as they are.
+    Compare them unchanged where a layout cannot be changed, or where fewer operations differ that
+    way, for example because an edit swapped two values of the state.
     """
     as_they_are = compared = compare(suspect.entry, reference.entry)
     for _ in range(_MOST_DEPTH):
@@ -65,12 +66,12 @@ def _is_compared_inside(compared: ComputationDiff) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """Where a loop or a branch is given what it reads."""
+    """A call of a loop or of a branch: where it gets the values that it reads."""
 
-    line: Line  # where it stands
+    line: Line  # the computation that contains it
     instruction: XlaMessage  # the loop, or the conditional
-    position: int  # of its operands
-    called: tuple[int, ...]  # the ids of the computations that get it
+    position: int  # the index of the operand that is passed
+    called: tuple[int, ...]  # the ids of the computations that receive the operand
 
     @property
     def is_loop(self) -> bool:
@@ -86,14 +87,14 @@ class _Call:
 
     @property
     def elements(self) -> list[int]:
-        """Return the ids of what is passed."""
+        """Return the ids of the values that are passed."""
         return list(self.operand.operand_ids) if self.is_tuple else [self.operand.id]
 
     def parameter(self, number: int) -> XlaMessage:
         return parameters(self.line.program.computations[self.called[number]])[0]
 
     def can_be_laid_out(self) -> bool:
-        """Return whether each element is put in and read by itself, and is one array."""
+        """Return whether each element is one array that is stored and read individually."""
         program = self.line.program
         if self.is_tuple and self.operand.opcode != "tuple":
             return False
@@ -121,7 +122,7 @@ class _Call:
 
 
 def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] | None:
-    """Return both programs, in which the outermost loops and branches have one layout."""
+    """Return both programs with the same layout for the outermost loops and branches."""
     pairs = [
         (each, calls, layout)
         for each in _nested(compared)
@@ -155,7 +156,7 @@ def _nested(compared: ComputationDiff) -> Iterator[ComputationDiff]:
 
 
 def _changed_calls(compared: ComputationDiff) -> Iterator[tuple[_Call, _Call]]:
-    """Yield what loops and branches are given that stand for each other, if it can be laid out."""
+    """Yield pairs of calls that correspond to each other and whose layout can be changed."""
     ours, theirs = compared.lines
     for suspect_id, reference_id in compared.partners.items():
         pair = ours.by_id[suspect_id], theirs.by_id[reference_id]
@@ -177,11 +178,11 @@ def _calls(line: Line, instruction: XlaMessage) -> list[_Call]:
     ]
 
 
-# --- which element is which ---
+# --- which elements correspond ---
 
 
 def _layout(compared: ComputationDiff, suspect: _Call, reference: _Call) -> _Layout:
-    """Say which elements of two calls are the same: of the same value, or used alike."""
+    """Return which elements of two calls correspond: the same value, or similar uses."""
     calls = (suspect, reference)
     keys = [
         [(_shape(call, i), digests.values[i]) for i in call.elements]
@@ -191,7 +192,7 @@ def _layout(compared: ComputationDiff, suspect: _Call, reference: _Call) -> _Lay
     pairs: dict[int, int] = {}
 
     def pair(is_alike: Callable[[int, int], bool]) -> None:
-        """Pair elements that are alike, those first that are used most alike."""
+        """Pair elements that are alike, starting with those whose uses are most similar."""
         candidates = sorted(
             (-(uses[0][i] & uses[1][j]).total(), abs(i - j), i, j)
             for i in range(len(keys[0]))
@@ -227,7 +228,7 @@ def _shape(call: _Call, element: int) -> str:
 
 
 def _changing(call: _Call) -> set[int]:
-    """Return which elements of a loop's state change."""
+    """Return which elements of a loop's state an iteration changes."""
     if not call.is_loop:
         return set(range(len(call.elements)))
     body = call.line.program.line(call.called[0])
@@ -243,7 +244,7 @@ def _changing(call: _Call) -> set[int]:
 
 
 def _uses(call: _Call) -> list[Counter[bytes]]:
-    """Return for each element what is done with it and what it becomes."""
+    """Return, for each element, the instructions that read it and the one that updates it."""
     uses: list[Counter[bytes]] = [Counter() for _ in call.elements]
     for number, called in enumerate(call.called):
         line = call.line.program.line(called)
@@ -271,7 +272,7 @@ def _uses(call: _Call) -> list[Counter[bytes]]:
 
 
 class _Editing:
-    """A copy of a program in which layouts change."""
+    """A copy of a program in which layouts are changed."""
 
     def __init__(self, program: FlatModule) -> None:
         self.source = program
@@ -298,7 +299,7 @@ class _Editing:
         layout: _Layout,
         with_called: bool,
     ) -> None:
-        """Lay out one call, and what it calls unless that is done already."""
+        """Change the layout of one call and, if `with_called`, of the computations it calls."""
         call, other_call = calls[side], calls[not side]
         numbers = [pair[side] for pair in layout]
         shapes = [
@@ -347,7 +348,7 @@ class _Editing:
         state: XlaMessage,
         numbers: Sequence[int | None],
     ) -> None:
-        """Let a called computation read, and a loop's body give, the new layout."""
+        """Make a called computation read, and a loop's body return, the new layout."""
         parameter = next(
             instruction
             for instruction in computation.instructions
@@ -434,7 +435,7 @@ class _Editing:
         return [zero, self.editor.new("broadcast", shape, [zero], like=like)]
 
     def _insert(self, computation: XlaMessage, created: Sequence[XlaMessage]) -> None:
-        """Add instructions, and bring all in an order in which operands come first."""
+        """Add instructions, and sort all of them so that operands come first."""
         everything = _by_id([*computation.instructions, *created])
         ordered: dict[int, None] = {}
         for first in everything:
@@ -456,10 +457,10 @@ def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]
 
 
 def _of_value(compared: ComputationDiff, element: int, side: int) -> int | None:
-    """Return what one side computes of the value that an element has on the other."""
+    """Return the instruction of one side that has the value of an element of the other."""
     partners = compared.partners if side else compared.partners_back
     if compared.lines[not side].by_id[element].opcode == "parameter":
-        return partners.get(element)  # read or not
+        return partners.get(element)  # whether or not anything reads it
     value = compared.digests[not side].values[element]
     values = compared.digests[side].values
     matches = (
@@ -471,7 +472,7 @@ def _of_value(compared: ComputationDiff, element: int, side: int) -> int | None:
 
 
 def _is_known(compared: ComputationDiff, element: int, side: int) -> bool:
-    """Return whether the value of an element of the other side can be had on this one."""
+    """Return whether this side can obtain the value of an element of the other side."""
     if _of_value(compared, element, side) is not None:
         return True
     instruction = compared.lines[not side].by_id[element]

@@ -1,9 +1,10 @@
 """The operations in which two programs differ: list them, exchange them, prove which matter.
 
-An edit is what has to be exchanged together: an instruction that another one stands for, or several
-where one of the two programs has more, or where shapes differ. A function that is called in several
-places is one operation each time. Edits are at fault if the difference of the results goes once
-they are in the suspect's program as the reference has them: of several, the fewest that it takes.
+An edit is a set of instructions that must be exchanged together: one instruction and its partner,
+or several where one of the two programs has more instructions or where shapes differ. A function
+that is called in several places is a single operation in all of them. Edits are at fault if the
+results no longer differ after these instructions in the suspect's program are replaced by the
+reference's; of several such sets, the smallest counts.
 """
 
 from __future__ import annotations
@@ -28,32 +29,32 @@ from snaprt_replay.localize.program import NO_WORK, FlatModule, Line
 from snaprt_replay.localize.session import Order, Session, Side, Values
 
 RESULT = -1
-"""In place of an instruction: what of a computation its result is."""
+"""In place of an instruction's id: which instruction is the result of the computation."""
 
 
 class Exchange(NamedTuple):
-    """An instruction of the suspect to be taken as its partner in the reference is."""
+    """An instruction of the suspect to be replaced by its partner in the reference."""
 
-    computations: tuple[int, int]  # the ids of the computations that they are in
+    computations: tuple[int, int]  # the ids of the computations that contain the two
     instruction: int  # the suspect's id, or `RESULT`
 
 
 class CannotCombineError(SnaprtError):
-    """The two programs cannot be mixed so: it would go round in a circle."""
+    """The two programs cannot be combined this way: an instruction would depend on itself."""
 
 
 def exchange_of(compared: ComputationDiff, instruction: int) -> Exchange:
-    """Return the pair that an instruction of the suspect is one of."""
+    """Return the exchange of an instruction of the suspect."""
     ours, theirs = compared.lines
     return Exchange((ours.computation.id, theirs.computation.id), instruction)
 
 
 def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatModule:
-    """Return the suspect's program with the pairs of `taken` as the reference has them.
+    """Return the suspect's program with the instructions in `taken` replaced by the reference's.
 
     Args:
         compared: The two programs' entry computations.
-        taken: Pairs of it, and of the computations in it.
+        taken: Exchanges in these computations and in those that they call.
 
     Raises:
         CannotCombineError: There is no such program.
@@ -62,9 +63,9 @@ def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatMo
 
 
 class _Key(NamedTuple):
-    """An instruction of the program that is made."""
+    """An instruction of the combined program."""
 
-    # ``suspect``, ``reference``, or ``kept`` for one of the suspect's with all it reads.
+    # ``suspect``, ``reference``, or ``kept`` for the suspect's instruction with all that it reads.
     source: str
     instruction: int  # its id there
 
@@ -86,7 +87,7 @@ class _Making:
         self.module = module
 
     def _combine(self, compared: ComputationDiff) -> int:
-        """Add a computation made of two; return its id."""
+        """Add a computation combined from two; return its id."""
         ours, _ = compared.lines
         keys = _ordered(compared, self.taken)
         called = {
@@ -119,7 +120,7 @@ class _Making:
         return [self._copy(line.program, each) for each in ids]
 
     def _copy(self, program: FlatModule, computation_id: int) -> int:
-        """Add a computation as it is; return its id."""
+        """Add an unchanged copy of a computation; return its id."""
         known = (id(program), computation_id)
         if known not in self.copied:
             source = program.computations[computation_id]
@@ -172,7 +173,7 @@ def _root(compared: ComputationDiff, taken: frozenset[Exchange]) -> _Key:
 
 
 def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], reference_id: int) -> _Key:
-    """Return what stands for an instruction of the reference."""
+    """Return the instruction that takes the place of an instruction of the reference."""
     if reference_id in compared.partners_back:
         return _mixed(compared, taken, compared.partners_back[reference_id])
     like = compared.by_value.get(compared.digests[1].values[reference_id])
@@ -180,7 +181,7 @@ def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], reference_id:
 
 
 def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], suspect_id: int) -> _Key:
-    """Return what stands for an instruction of the suspect."""
+    """Return the instruction that takes the place of an instruction of the suspect."""
     if exchange_of(compared, suspect_id) in taken:
         return _Key("reference", compared.partners[suspect_id])
     if compared.lines[0].by_id[suspect_id].opcode == "parameter":
@@ -218,7 +219,7 @@ def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) 
 
 
 def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key]:
-    """Return the parameters, and what the result depends on, operands first."""
+    """Return the parameters and all instructions that the result needs, operands first."""
     first = [
         _Key("kept", instruction.id)
         for instruction in compared.lines[0].computation.instructions
@@ -259,7 +260,7 @@ class Edit:
 
     pairs: frozenset[Exchange]  # what to take from the reference to undo it
     places: tuple[InstructionPlace, ...]  # the suspect's instructions that differ
-    reasons: tuple[str, ...]  # in which way, for each of them
+    reasons: tuple[str, ...]  # how each of them differs
 
 
 class _Node(NamedTuple):
@@ -271,7 +272,7 @@ class _Node(NamedTuple):
 
 
 class _Joined:
-    """Sets of nodes that grow together."""
+    """Disjoint sets of nodes that can be joined."""
 
     def __init__(self) -> None:
         self._above: dict[Hashable, Hashable] = {}
@@ -301,7 +302,7 @@ def edits_between(compared: ComputationDiff) -> list[Edit]:
 def _nested(
     compared: ComputationDiff, frame: tuple[str, ...]
 ) -> Iterator[tuple[ComputationDiff, tuple[str, ...]]]:
-    """Yield a comparison and those in it, with the loops and branches around."""
+    """Yield a comparison and those nested in it, with the enclosing loops and branches."""
     yield compared, frame
     for instruction_id, inside in compared.inside.items():
         instruction = compared.lines[0].by_id[instruction_id]
@@ -317,7 +318,7 @@ def _name_inside(instruction: XlaMessage, number: int) -> str:
 
 
 def _differing(compared: ComputationDiff, joined: _Joined) -> Iterator[_Node]:
-    """Yield the instructions that differ themselves, or read otherwise, joined into edits."""
+    """Yield the instructions that differ or read different values, joined into edits."""
     ours, theirs = compared.lines
     back, here = compared.partners_back, (ours.computation.id, theirs.computation.id)
 
@@ -404,7 +405,7 @@ def _instruction(member: _Member) -> XlaMessage:
 
 
 def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
-    """Return what differs itself; else what was taken out, or what reads something else."""
+    """Return the changed instructions; else the removed ones or those with other operands."""
     own = [member for member in members if _partner(member) is not None and _is_changed(member)]
     extra = [member for member in members if _partner(member) is None]
     reading = [
@@ -417,7 +418,7 @@ def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
     if len(sources) == 1 and reading and all(_is_passed_by(member, working) for member in reading):
         reading = working
     elif working and all(_instruction(member).opcode in _GROUPING for member in reading):
-        # A tuple does nothing: what it no longer holds is what became something else.
+        # A tuple computes nothing: the value that it no longer contains is the one that changed.
         reading = reading if all(map(_reads_known, reading)) else working[-1:]
     named = own or reading or extra
     return [member for member in named if _instruction(member).opcode not in _GROUPING] or named
@@ -429,13 +430,13 @@ def _partner(member: _Member) -> int | None:
 
 
 def _is_changed(member: _Member) -> bool:
-    """Return whether the instruction itself differs from its partner, not only what it reads."""
+    """Return whether the instruction itself differs from its partner, not just its operands."""
     node, compared, _ = member
     return not compared.has_same_content(node.instruction, compared.partners[node.instruction])
 
 
 def _reads_known(reader: _Member) -> bool:
-    """Return whether all that the partner reads is in the suspect's program too."""
+    """Return whether the suspect's program has everything that the partner reads."""
     compared, reference_id = reader[1], _partner(reader)
     assert reference_id is not None
     return all(
@@ -454,7 +455,7 @@ def _id(member: _Member) -> int:
 
 
 def _is_passed_by(reader: _Member, taken_out: Sequence[_Member]) -> bool:
-    """Return whether the reference reads directly what one instruction more stands before here."""
+    """Return whether the partner reads directly what a removed instruction reads here."""
     compared = reader[1]
     reference_id = _partner(reader)
     assert reference_id is not None
@@ -468,7 +469,7 @@ def _is_passed_by(reader: _Member, taken_out: Sequence[_Member]) -> bool:
 
 
 def _place(member: _Member) -> InstructionPlace:
-    """Describe an instruction; what is made of constants has the source of its reader."""
+    """Describe an instruction; one computed from constants gets the source of its reader."""
     node, compared, frame = member
     line = compared.lines[0]
     place = line.place(line.by_id[node.instruction], frame)
@@ -485,7 +486,7 @@ def _place(member: _Member) -> InstructionPlace:
 
 
 def _is_constant(line: Line, instruction_id: int) -> bool:
-    """Return whether it is a constant, or made of constants: XLA keeps no metadata of these."""
+    """Return whether it is computed from constants alone: XLA keeps no metadata of these."""
     instruction = line.by_id[instruction_id]
     if instruction.opcode == "constant":
         return True
@@ -542,7 +543,7 @@ def _literals(suspect: XlaMessage, reference: XlaMessage) -> str:
 
 
 def _called(compared: ComputationDiff, suspect: XlaMessage, reference: XlaMessage) -> Iterator[str]:
-    """Tell how the computations that two instructions call differ."""
+    """Yield how the computations that two instructions call differ."""
     if suspect.opcode in STEPPED:
         yield "the shapes of the called computation differ"
         return
@@ -574,19 +575,19 @@ def _reads(compared: ComputationDiff, suspect: XlaMessage, reference: XlaMessage
 
 
 MOST_NAMED = 16
-"""How many operations are named where none can be proven to be the one."""
+"""How many operations are named where none can be proven to be the cause."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EditProof:
-    """What came of putting operations of the reference into the suspect's program."""
+    """The result of putting operations of the reference into the suspect's program."""
 
-    # Those that the difference goes with; all candidates where it did not go.
+    # Those whose exchange removes the difference; the candidates where none does.
     edits: tuple[Edit, ...]
-    is_proven: bool  # whether it went
-    before: float  # the outputs' error as the programs are
-    after: float  # the outputs' error with these operations as the reference has them
-    others: int  # in how many more operations the programs differ
+    is_proven: bool  # whether the exchange removed the difference
+    before: float  # the outputs' error with the programs unchanged
+    after: float  # the outputs' error with these operations replaced by the reference's
+    others: int  # how many more operations differ between the programs
 
 
 def prove(
@@ -597,18 +598,18 @@ def prove(
     outputs: Values,
     reference: Values,
 ) -> EditProof:
-    """Find the fewest operations that the difference of two programs goes with.
+    """Find the fewest operations whose exchange removes the difference of two programs.
 
     Args:
         session: Runs them.
         side: The suspect, with its program.
-        compared: The suspect's program with the reference's.
+        compared: The suspect's program compared with the reference's.
         inputs: The inputs of both.
-        outputs: What the suspect's program gives.
-        reference: What the reference's program gives, run in the same way.
+        outputs: The outputs of the suspect's program.
+        reference: The outputs of the reference's program, run the same way.
 
     Raises:
-        BudgetSpentError: There was no time.
+        BudgetSpentError: The time ran out.
     """
     edits = edits_between(compared)
     trial = _Trial(session, side, compared, inputs, list(reference.values()))
@@ -621,7 +622,7 @@ def prove(
 
 
 def whole(side: Side, inputs: Sequence[np.ndarray]) -> Order:
-    """Return a side's whole program, to be run on its inputs."""
+    """Return an order that runs a side's whole program on its inputs."""
     line = side.program.entry
     taken = {
         Value(parameter.id): inputs[parameter.parameter_number]
@@ -647,7 +648,7 @@ class _Trial:
         self.known: dict[frozenset[int], float] = {}
 
     def error(self, edits: Sequence[Edit]) -> float:
-        """Return the outputs' error with some operations as the reference has them."""
+        """Return the outputs' error with some operations replaced by the reference's."""
         key = frozenset(map(id, edits))
         if key not in self.known:
             self.session.tell(f"with {len(edits)} of the operations as in the reference")
@@ -670,7 +671,7 @@ class _Trial:
 
 
 def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
-    """Return edits of which none can be left out (delta debugging, Zeller and Hildebrandt 2002)."""
+    """Return a minimal set of edits (delta debugging, Zeller and Hildebrandt 2002)."""
     remaining = list(edits)
     if len(remaining) > 1 and trial.error(remaining) > 1.0:
         return remaining

@@ -1,7 +1,7 @@
-"""What localizing found, as data that can be saved, and in words.
+"""The result of a localization, as data that can be saved and in words.
 
 An *error* here is in multiples of the default tolerance of the value's dtype
-(docs/explanation/comparison.md): up to 1 is what two correct executions may differ by.
+(docs/explanation/comparison.md): two correct executions may differ by up to 1.
 ``from_json(to_json(localization))`` is ``localization``.
 """
 
@@ -23,11 +23,11 @@ FindingKind = Literal[
 ]
 """What a localization ends with.
 
-``instruction``: this instruction goes wrong on inputs that are right. ``interaction``: these few do
-so together, and each alone does not: a fusion or a pass over them. ``amplification``: none goes
-wrong beyond its rounding, which these instructions make large. ``candidates``: it may be any of
-these, and none can be proven to be the one. ``nothing``: the two sides agree.
-``unfinished``: the budget was spent; the fault is among these instructions.
+``instruction``: this instruction goes wrong on correct inputs. ``interaction``: these instructions
+go wrong together but not individually: a fusion or a pass over them is the cause.
+``amplification``: no instruction exceeds its rounding error, which these instructions amplify.
+``candidates``: any of these may be the cause, and none can be proven to be it. ``nothing``: the two
+sides agree. ``unfinished``: the budget was spent; the fault is among these instructions.
 """
 
 
@@ -41,9 +41,9 @@ class InstructionPlace:
     operands: tuple[str, ...] = ()  # names and shapes of what it reads, ``dot.3 f32[8,16]``
     op_name: str = ""  # JAX's name of the operation, with its scopes
     source: str = ""  # ``file:line (function)`` of the user's Python; empty where unknown
-    # The called computations or fusions that it stands in, outermost first.
+    # The called computations or fusions that contain it, outermost first.
     calls: tuple[str, ...] = ()
-    # The loops and branches that it stands in, outermost first: ``while.3 iteration 4``.
+    # The loops and branches that contain it, outermost first: ``while.3 iteration 4``.
     frame: tuple[str, ...] = ()
 
 
@@ -53,27 +53,27 @@ class RegionError:
 
     first: InstructionPlace  # its first instruction
     last: InstructionPlace
-    instructions: int  # how many it has, beside constants and the like
-    depth: int  # 0 for a region of the whole program, 1 for one of a region of it, ...
-    # The error that the suspect makes in it on clean inputs: those that the reference has.
+    instructions: int  # how many it has, without constants and the like
+    depth: int  # 0 for a region of the whole program, 1 for a region of such a region, ...
+    # The error that the suspect makes in it on clean inputs, that is, the reference's values.
     made: float
     carried_in: float  # the error of the suspect's own values where the region starts
     carried_out: float  # the same where it ends
-    chosen: bool = False  # whether the search went on inside
+    chosen: bool = False  # whether the search continued inside
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueDifference:
     """One array, compared."""
 
-    name: str  # which
-    error: float  # see the module
+    name: str  # the array's name
+    error: float  # in multiples of the default tolerance, like all errors of this module
     reason: str = ""  # in words, with the first element that differs
 
 
 @dataclasses.dataclass(frozen=True)
 class PassEffect:
-    """What became of the error under another variant of the suspect side."""
+    """The error under another variant of the suspect side."""
 
     variant: str
     error: float
@@ -86,28 +86,28 @@ class Localization:
 
     kind: FindingKind  # see `FindingKind`
     sentence: str  # the answer, for a person
-    suspect: str  # the side that is looked at
-    reference: str  # the side that it is compared with; empty where NaN and Inf were looked for
-    # The instruction at fault, or the few that are together.
+    suspect: str  # the side that is searched
+    reference: str  # the side that it is compared with; empty in a search for NaN and Inf
+    # The instruction at fault, or the few that are at fault together.
     instructions: tuple[InstructionPlace, ...] = ()
-    # What the instruction gave, beside what it should have given.
+    # The values of the instruction, compared with the correct ones.
     difference: tuple[ValueDifference, ...] = ()
-    # The program's outputs, compared, as they are without any tap.
+    # The program's outputs without any tap, compared.
     outputs: tuple[ValueDifference, ...] = ()
-    path: tuple[RegionError, ...] = ()  # the regions looked at, in program order, coarse ones first
+    path: tuple[RegionError, ...] = ()  # the regions searched, in program order, coarse ones first
     # The largest error of the outputs without taps, and with the first taps; None where no tap was
     # needed.
     observer_effect: tuple[float, float] | None = None
-    # Where the two sides run different programs: the outputs' error as they are, and with these
-    # instructions as the reference has them.
+    # Where the two sides run different programs: the outputs' error with the programs unchanged,
+    # and with these instructions replaced by the reference's.
     substituted: tuple[float, float] | None = None
-    # Where taps made the error vanish: the variants tried, those that heal it first.
+    # Where taps made the error vanish: the variants tried, those that remove it first.
     passes: tuple[PassEffect, ...] = ()
-    matched: int = 0  # how many instructions of the suspect have their like in the reference
+    matched: int = 0  # how many instructions of the suspect have a match in the reference
     instruction_count: int = 0  # how many the suspect has
     compiles: int = 0  # how many modules were compiled or loaded from the cache
     executions: int = 0  # how often one was run
-    seconds: float = 0.0  # how long it took, earlier sessions not counted
+    seconds: float = 0.0  # how long it took, without earlier sessions
     notes: tuple[str, ...] = ()  # what the reader should know
 
     @property
@@ -117,7 +117,7 @@ class Localization:
 
 
 def to_json(localization: Localization) -> dict[str, Any]:
-    """Return the localization as JSON data; numbers that JSON does not have become text."""
+    """Return the localization as JSON data; numbers that JSON cannot represent become text."""
     plain = json_ready(dataclasses.asdict(localization))
     return {"schema": SCHEMA, "version": SCHEMA_VERSION, **plain}
 

@@ -1,8 +1,9 @@
-"""Find the instructions of one program in another, by structure alone; it must not run any.
+"""Find the instructions of one program in another by structure alone; this must not run any.
 
-Names, source lines and layouts do not count. Two instructions have the same *value* if they do the
-same to the same values, from the parameters on. Below the first difference no value is the same any
-more: there, instructions are matched from the result back, as what their users read in one place.
+Names, source lines and layouts do not count. Two instructions have the same *value* if they apply
+the same operation to the same values, starting at the parameters. After the first difference no
+value is the same: from there on, instructions are matched backward from the result, as the operands
+that matched users read in the same position.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from snaprt_replay.hlo.hlo_module import copy_of, parameters, shape_text
 from snaprt_replay.localize.program import FlatModule, Line
 
 Matching = Mapping[int, int]
-"""The id in the reference of each instruction of the suspect that has its like there."""
+"""For each instruction of the suspect that has a match in the reference, the match's id."""
 
 STEPPED = frozenset({"while", "conditional"})
-"""What calls computations that are compared instruction by instruction."""
+"""Opcodes whose called computations are compared instruction by instruction."""
 
 _COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
-# What does not change what an instruction computes, or is compared beside it.
+# Fields that do not change what an instruction computes, or that are compared separately.
 _NOT_CONTENT = (
     *("name", "id", "metadata", "original_value", "sharding", "control_predecessor_ids"),
     *("operand_ids", "called_computation_ids", "operand_shapes_with_layout"),
@@ -34,7 +35,7 @@ _NOT_CONTENT = (
 
 
 def content_of(instruction: XlaMessage) -> XlaMessage:
-    """Return a copy of an instruction with only what it does to its operands."""
+    """Return a copy of an instruction that has only the fields that say what it computes."""
     copy = copy_of(instruction)
     for field in _NOT_CONTENT:
         copy.ClearField(field)
@@ -54,9 +55,9 @@ class Digests:
     def __init__(self, line: Line) -> None:
         self.line = line
         self.own: dict[int, bytes] = {}
-        """What an instruction does, without loops' and branches' computations, by its id."""
+        """By id: what an instruction does, without the computations of loops and branches."""
         self.values: dict[int, bytes] = {}
-        """What it computes from the parameters."""
+        """By id: what an instruction computes from the parameters."""
         called = _called_values(line)
         for instruction in line.order:
             inside = [called(each) for each in instruction.called_computation_ids]
@@ -94,11 +95,11 @@ class ComputationDiff:
     """Two computations, compared."""
 
     digests: tuple[Digests, Digests]  # of the suspect's and of the reference's
-    # Which instruction of the suspect stands where which of the reference does: the parameters, and
-    # those whose values differ.
+    # Which instruction of the suspect takes the place of which of the reference: the parameters and
+    # the instructions whose values differ.
     partners: Matching
-    # For loops and branches among them, what they call, compared, where that can be exchanged one
-    # by one.
+    # For the loops and branches among them, comparisons of the computations that they call, where
+    # the instructions in these can be exchanged individually.
     inside: Mapping[int, tuple[ComputationDiff, ...]]
 
     @property
@@ -108,17 +109,17 @@ class ComputationDiff:
 
     @property
     def is_same(self) -> bool:
-        """Return whether both compute the same."""
+        """Return whether both compute the same result."""
         return self.digests[0].result == self.digests[1].result
 
     @functools.cached_property
     def partners_back(self) -> Matching:
-        """Return the suspect's instruction of each of the reference's that has one."""
+        """Return the suspect's instruction for each instruction of the reference that has one."""
         return {reference_id: suspect_id for suspect_id, reference_id in self.partners.items()}
 
     @functools.cached_property
     def by_value(self) -> Mapping[bytes, int]:
-        """Return the suspect's first instruction of each value."""
+        """Return the suspect's first instruction that has each value."""
         values = self.digests[0].values
         return {
             values[instruction.id]: instruction.id for instruction in reversed(self.lines[0].order)
@@ -126,15 +127,15 @@ class ComputationDiff:
 
     @functools.cached_property
     def values_there(self) -> frozenset[bytes]:
-        """Return what the reference computes."""
+        """Return all values that the reference computes."""
         return frozenset(self.digests[1].values.values())
 
     def has_same_value(self, suspect_id: int, reference_id: int) -> bool:
-        """Return whether an instruction of the suspect computes what one of the reference does."""
+        """Return whether two instructions, one of each side, compute the same value."""
         return self.digests[0].values[suspect_id] == self.digests[1].values[reference_id]
 
     def has_same_content(self, suspect_id: int, reference_id: int) -> bool:
-        """Return whether they do the same to their operands, whatever these are."""
+        """Return whether they apply the same operation, whatever their operands are."""
         return self.digests[0].own[suspect_id] == self.digests[1].own[reference_id] and (
             suspect_id in self.inside or self._calls_the_same(suspect_id, reference_id)
         )
@@ -149,7 +150,7 @@ class ComputationDiff:
         return called[0] == called[1]
 
     def reads_the_same(self, suspect_id: int, reference_id: int) -> bool:
-        """Return whether their operands are the same values, or stand where the other's do."""
+        """Return whether their operands have the same values, or are partners of each other."""
         ours = self.lines[0].by_id[suspect_id].operand_ids
         theirs = self.lines[1].by_id[reference_id].operand_ids
         orders = [ours]
@@ -165,7 +166,7 @@ class ComputationDiff:
 
 
 def compare(suspect: Line, reference: Line) -> ComputationDiff:
-    """Compare two computations, and those that loops and branches in them call."""
+    """Compare two computations and the computations that their loops and branches call."""
     digests = (Digests(suspect), Digests(reference))
     partners = _Pairing(digests).partners
     inside = {
@@ -193,14 +194,14 @@ def _inside(
 
 
 def signature(line: Line) -> tuple[str, ...]:
-    """Return the shapes of what a computation takes and of what it gives."""
+    """Return the shapes of a computation's parameters and of its result."""
     return tuple(
         shape_text(instruction.shape) for instruction in (*parameters(line.computation), line.root)
     )
 
 
 class _Pairing:
-    """Pairs instructions of different value from the result back: users come before operands."""
+    """Pairs of instructions whose values differ, found from the result back, users first."""
 
     def __init__(self, digests: tuple[Digests, Digests]) -> None:
         self.ours, self.theirs = digests
@@ -239,7 +240,7 @@ class _Pairing:
             return
 
     def _beside(self, suspect: XlaMessage, reference: XlaMessage) -> list[tuple[int, int]]:
-        """Return the operands of two that stand for each other, as far as both have them."""
+        """Return the pairs of operands of two instructions that correspond to each other."""
 
         def same(pairs: Sequence[tuple[int, int]]) -> int:
             return sum(self.ours.values[pair[0]] == self.theirs.values[pair[1]] for pair in pairs)
@@ -252,11 +253,11 @@ class _Pairing:
         return in_order
 
     def _alike(self, suspect: XlaMessage, reference: XlaMessage) -> bool:
-        """Return whether two may be one instruction, edited."""
+        """Return whether one instruction may be an edited form of the other."""
         if any(self._is_extra(suspect, reference, each) for each in suspect.operand_ids):
             return False
-        # What is computed in the other program too is another operand there, unless it was computed
-        # more often here: then it is one of these that was edited.
+        # A value that the other program computes too is a different operand there, unless this
+        # program computes it more often: then one of these instructions was edited.
         if not (self._is_more(suspect.id, 0) and self._is_more(reference.id, 1)):
             return False
         if suspect.opcode == reference.opcode == "get-tuple-element":
@@ -264,11 +265,11 @@ class _Pairing:
                 self.ours.values[suspect.operand_ids[0]],
                 self.theirs.values[reference.operand_ids[0]],
             )
-            # Of the same tuple another element is no edited one: its reader reads something else.
+            # Another element of the same tuple is not an edit: its reader reads a different value.
             return sources[0] != sources[1] or suspect.tuple_index == reference.tuple_index
         if suspect.opcode == reference.opcode:
             return True
-        # XLA's converter folds what is made of constants, and puts the constant of a sum last.
+        # XLA's converter folds expressions of constants, and puts the constant of a sum last.
         return (
             shape_text(suspect.shape) == shape_text(reference.shape)
             and self._is_free(suspect.id, 0) != self._is_free(reference.id, 1)
@@ -289,16 +290,16 @@ class _Pairing:
         return instruction in (self.ours, self.theirs)[side].line.free
 
     def _is_more(self, instruction: int, side: int) -> bool:
-        """Return whether one program computes a value more often than the other does."""
+        """Return whether one program computes a value more often than the other."""
         sides = (self.ours, self.theirs)
         value = sides[side].values[instruction]
         if self._is_free(instruction, side) and not self.counts[not side][value]:
-            # It may be a constant that was moved into a loop, or out of one.
+            # It may be a constant that moved into a loop or out of one.
             return value not in _free_values(sides[not side].line.program)
         return self.counts[side][value] > self.counts[not side][value]
 
     def _is_extra(self, suspect: XlaMessage, reference: XlaMessage, operand: int) -> bool:
-        """Return whether the suspect has an instruction more: what it reads is the other."""
+        """Return whether the suspect has an extra instruction, which reads the other."""
         return (
             self.ours.own[operand] == self.theirs.own[reference.id] != self.ours.own[suspect.id]
             and len(suspect.operand_ids) != len(reference.operand_ids)
@@ -306,7 +307,7 @@ class _Pairing:
         )
 
     def _extra_operand(self, reference: XlaMessage, suspect_id: int) -> int | None:
-        """Return what an instruction of the reference reads, if that is the suspect's."""
+        """Return the operand of an extra instruction of the reference that is the suspect's."""
         for each in reference.operand_ids:
             if (
                 self.theirs.own[each] == self.ours.own[suspect_id] != self.theirs.own[reference.id]
@@ -319,7 +320,7 @@ class _Pairing:
 
 @functools.lru_cache(maxsize=4)
 def _free_values(program: FlatModule) -> frozenset[bytes]:
-    """Return the values that a program makes of constants alone, in any of its computations."""
+    """Return the values that any computation of a program computes from constants alone."""
     lines = map(program.line, program.computations)
     return frozenset(
         value
@@ -330,7 +331,7 @@ def _free_values(program: FlatModule) -> frozenset[bytes]:
 
 
 def match(suspect: Line, reference: Line) -> Matching:
-    """Match the instructions of two computations, those of the same value in order."""
+    """Match the instructions of two computations; those of the same value match in order."""
     if suspect.computation == reference.computation:
         return {instruction_id: instruction_id for instruction_id in suspect.by_id}
     compared = compare(suspect, reference)
@@ -348,9 +349,9 @@ def match(suspect: Line, reference: Line) -> Matching:
 
 
 def count_matched(compared: ComputationDiff) -> tuple[int, int]:
-    """Count the suspect's instructions that do something and are matched, and all of them.
+    """Count the suspect's instructions that compute something: the matched ones, and all.
 
-    Those of loops and branches count too.
+    Instructions in loops and branches count too.
     """
 
     def counted(compared: ComputationDiff) -> Iterator[bool]:

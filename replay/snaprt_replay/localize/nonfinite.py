@@ -1,8 +1,7 @@
-"""Find the first operation whose finite inputs gave a NaN or an infinity; it knows one side alone.
+"""Find the first operation that makes a NaN or an infinity of finite inputs, on one side alone.
 
-A NaN is followed to where it first appears; where that operation was given an infinity, the
-infinity is followed too. Infinities among the program's constants, as masks have them, are inputs
-like any other.
+Follow a NaN to where it first appears; where that operation reads an infinity, follow the infinity
+too. Infinities among the program's constants, for example in masks, are inputs like any other.
 """
 
 from __future__ import annotations
@@ -52,23 +51,23 @@ def _is_floating(array: np.ndarray) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """An operation that made what is not finite."""
+    """An operation that produced a value that is not finite."""
 
     place: InstructionPlace  # the instruction
-    operands: Sequence[tuple[str, np.ndarray]]  # what it read, by name
-    result: Sequence[tuple[str, np.ndarray]]  # what it gave
+    operands: Sequence[tuple[str, np.ndarray]]  # the values that it read, by name
+    result: Sequence[tuple[str, np.ndarray]]  # the values that it produced, by name
     made: str  # "NaN" or "an infinity"
 
     @property
     def from_finite(self) -> bool:
-        """Return whether all that it read was finite."""
+        """Return whether all values that it read were finite."""
         return all(is_finite(array) for _, array in self.operands)
 
 
 def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> Origin | None:
-    """Return the operation at which what is not finite in a program's outputs begins.
+    """Return the operation where the non-finite values in a program's outputs begin.
 
-    None if it comes in with the inputs or the constants.
+    None if they come from the inputs or the constants.
     """
     if all(map(is_finite, outputs.values())):
         return None
@@ -77,19 +76,19 @@ def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> 
     origin = _Search(session, bad, kind).inside(frame, _all(frame), frame.arguments)
     if origin is None or origin.from_finite or not nan:
         return origin
-    # The NaN is made of an infinity: who made that?
+    # The NaN comes from an infinity: find the operation that made the infinity.
     earlier = _Search(session, has_infinity, "an infinity")
     return earlier.inside(frame, _all(frame), frame.arguments, origin.place.name) or origin
 
 
 def origin_sentence(origin: Origin) -> str:
-    """Return the answer of a search for NaN and Inf in one sentence."""
+    """Return the result of a search for NaN and Inf in one sentence."""
     inputs = "finite inputs" if origin.from_finite else f"inputs without {origin.made}"
     return f"{place_text(origin.place)} produces {origin.made} from {inputs}"
 
 
 def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
-    """Return the answer of such a search where no operation is the origin."""
+    """Return the result of such a search where no operation is the origin."""
     if not nonfinite:
         return f"the outputs of {suspect} are finite"
     return (
@@ -115,7 +114,7 @@ class _Search:
         before: str = "",
         most: int = 0,
     ) -> Origin | None:
-        """Return the first origin in a region, before the instruction of a name if one is given."""
+        """Return the first origin in a region, before the instruction named `before` if any."""
         line = frame.line
         work = line.work(region.start, region.stop)
         if not work or work[0].name == before:
@@ -160,7 +159,7 @@ class _Search:
                     return origin
         result = _of(values, instruction.id)
         if not any(map(self.bad, result.values())):
-            return None  # what goes bad is a constant that lies here too
+            return None  # the bad value is a constant in the same region
         if any(self.bad(array) for operand in operands for array in operand.values()):
             return None
         return Origin(
@@ -174,7 +173,7 @@ class _Search:
 def _enter_loop(
     search: _Search, frame: ComputationFrame, loop: XlaMessage, operands: Sequence[Values]
 ) -> ComputationFrame | None:
-    """Return the first iteration that makes what is bad of a state that is not."""
+    """Return the first iteration that makes a bad value of a state that has none."""
     state = operands[0]
     body, condition = (
         frame_of(frame.sides, (called, called), [state]) for called in loop.called_computation_ids

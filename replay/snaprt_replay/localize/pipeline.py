@@ -1,7 +1,7 @@
-"""Find where two sides of one program start to differ, or where it first goes wrong by itself.
+"""Find where two sides of a program start to differ, or where one side first goes wrong.
 
 The pipeline of `snaprt localize` on one page: load both programs, run them whole, choose the
-question, search, and say what was found.
+question, search, and report the result.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "
 class LocalizeRequest:
     """What to localize, and how."""
 
-    # The side that is looked at; None for the platform that the case was recorded on.
+    # The side to search; None for the platform that the case was recorded on.
     suspect: Variant | None = None
-    # The side that it is compared with; None for float64, or with another case for the suspect's
-    # own variant.
+    # The side to compare it with; None for float64 or, with another case, for the suspect's own
+    # variant.
     reference: Variant | None = None
-    # Which question; ``auto`` looks for NaN and Inf where nothing else differs.
+    # What to search for; ``auto`` searches for NaN and Inf where nothing else differs.
     find: SearchTarget = "auto"
     budget: float | None = None  # seconds; None for no limit
     timeout: float = 120.0  # seconds for one module
-    # A folder in which a search that was broken off goes on; None for none. When the search ends,
-    # what it kept there is removed.
+    # A folder that keeps the state of the search, so that it can continue after an interruption;
+    # None for none. When the search ends, it removes that state.
     state: Path | None = None
 
 
@@ -75,14 +75,15 @@ def localize(
     """Localize a difference.
 
     Args:
-        case: With inputs. The suspect side runs its module.
+        case: A case with inputs; the suspect side runs its module.
         request: See `LocalizeRequest`.
-        against: Another case of the same program, whose module the reference side runs: edited, or
-            recorded on another device. The inputs are those of the first.
+        against: Another case of the same program, edited or recorded on another device; the
+            reference side runs its module. Both sides take the inputs of `case`.
         tell: Called with a line of progress.
 
     Raises:
-        UsageError: There are no inputs, a variant cannot be run, or the programs are not the same.
+        UsageError: There are no inputs, a variant cannot be run, or the programs differ in their
+            inputs or results.
         SnapshotError: A module cannot be read.
         ExecutionError: A side fails on a part of the program.
     """
@@ -141,10 +142,10 @@ def search(
     Args:
         session: Runs them.
         sides: The suspect and the reference, of different names.
-        inputs: The program's, in order.
+        inputs: The program's inputs, in order.
         find: See `LocalizeRequest`.
-        vary: Gives the suspect with an addition to its variant; None where it has none.
-        recorded: The outputs that were recorded, to say which side gives them.
+        vary: Returns the suspect with an addition to its variant; None where it has no variant.
+        recorded: The recorded outputs, to report which side reproduces them.
 
     Raises:
         UsageError: The two are not the same program.
@@ -162,7 +163,7 @@ def search(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Task:
-    """What is localized."""
+    """The programs, sides and inputs of one localization."""
 
     session: Session  # runs it
     sides: tuple[Side, Side]  # the suspect and the reference, each with its program
@@ -181,7 +182,7 @@ def _answer(
         return _agreement(task, outputs)
     if task.compared.is_same:
         return _between_variants(task, outputs, vary)
-    # Which of the two makes the difference: that the programs differ, or what runs them?
+    # Does the difference come from the programs, or from the way in which each is run?
     suspect, reference = task.sides
     crossed = outputs.reference
     if suspect.run is not reference.run:
@@ -197,7 +198,7 @@ def _answer(
 def _between_variants(
     task: _Task, outputs: Pair, vary: Callable[[str], Side] | None
 ) -> Localization:
-    """Localize a difference that two ways to run one program make."""
+    """Localize a difference between two ways to run one program."""
     session = task.session
     state = Search(session)
     finding = state.whole(task.frame, outputs)
@@ -221,7 +222,7 @@ def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
 
 
 def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localization:
-    """Localize a difference that two programs make, both run as the suspect is."""
+    """Localize a difference between two programs that are both run as the suspect is."""
     suspect = task.sides[0]
     proof = prove(task.session, suspect, task.compared, task.inputs, outputs.suspect, crossed)
     kind: FindingKind = "candidates"
@@ -269,7 +270,7 @@ def read_program(case: Case) -> FlatModule:
 
 
 def suspect_of(case: Case, asked: Variant | None) -> Variant:
-    """Return side A: what was asked for, or the platform that the case was recorded on."""
+    """Return side A: the requested one, or the platform that the case was recorded on."""
     platform = str(case.environment.get("platform", "")).lower()
     return _runnable(asked) or parse_variant(_PLATFORMS.get(platform, "cpu"))
 
@@ -303,13 +304,13 @@ def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarra
 
 
 def _run_whole(task: _Task) -> Pair:
-    """Run both sides' programs as they are."""
+    """Run both sides' programs unchanged."""
     ((got,), (right,)) = task.session.run(*(whole(side, task.inputs) for side in task.sides))
     return Pair(got, dict(zip(got, right.values(), strict=True)))
 
 
 def _run_crossed(task: _Task) -> Values:
-    """Run the reference's program as the suspect's is run."""
+    """Run the reference's program in the way that the suspect's program is run."""
     suspect, reference = task.sides
     crossed = dataclasses.replace(suspect, program=reference.program)
     ((values,),) = task.session.run(whole(crossed, task.inputs))
@@ -361,7 +362,7 @@ def _output_differences(outputs: Pair) -> tuple[ValueDifference, ...]:
 def _notes_on_recorded(
     frame: ComputationFrame, outputs: Pair, recorded: Sequence[np.ndarray] | None
 ) -> tuple[str, ...]:
-    """Say which sides give what was recorded."""
+    """Return notes on which sides reproduce the recorded outputs."""
     if recorded is None or len(recorded) != len(outputs.suspect):
         return ()
     notes = []
@@ -379,7 +380,7 @@ def _notes_on_recorded(
 
 
 def _notes_on_files(case: Case, against: Case | None) -> tuple[str, ...]:
-    """Say how what was recorded in two files differs."""
+    """Return notes on how the recorded inputs and outputs of two files differ."""
     if against is None:
         return ()
     notes = []

@@ -1,8 +1,9 @@
 """A computation as a line of instructions that can be cut, and where to cut it.
 
-A *position* is a place between two instructions of the line. What is computed before it and used
-after it is *live* there: whoever knows the live values can go on from that position. Constants and
-what is made of them alone are never live, they are made again wherever they are used.
+A *position* is a place between two instructions of the line. A value that is computed before it
+and used after it is *live* there: the live values suffice to continue from that position.
+Constants, and values computed from constants alone, are never live: they are computed again
+wherever they are used.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FlatModule:
 
     module: XlaMessage  # the HloModuleProto, its calls inlined
     scopes: Scopes  # which calls an inlined instruction was in
-    # Which instruction of a called computation it is a copy of.
+    # By the id of a copied instruction: the instruction of a called computation that was copied.
     origins: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -54,7 +55,7 @@ class FlatModule:
 
 
 def flatten(module: XlaMessage) -> FlatModule:
-    """Return a module as a `Program`; the module is edited in place."""
+    """Return a module as a `FlatModule`; edit the module in place."""
     return FlatModule(module, *inline_calls(module))
 
 
@@ -91,14 +92,14 @@ class Line:
     def _last_uses(self) -> dict[int, int]:
         last: dict[int, int] = {}
         for index, instruction in enumerate(self.order):
-            # What a free value is made of is free: it lives nowhere.
+            # The operands of a free value are free, so they are live nowhere.
             for operand in () if instruction.id in self.free else instruction.operand_ids:
                 last[operand] = index
         last[self.root.id] = len(self.order)
         return last
 
     def live(self, position: int) -> tuple[int, ...]:
-        """Return the ids of the values that are live at a position, parameters left out."""
+        """Return the ids of the values that are live at a position, without parameters."""
         return tuple(
             instruction.id
             for instruction in self.order[:position]
@@ -108,20 +109,20 @@ class Line:
         )
 
     def results(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return what the instructions from `start` to `stop` leave to those after them."""
+        """Return the values of the instructions from `start` to `stop` that later ones use."""
         inside = {instruction.id for instruction in self.order[start:stop]}
         results = tuple(value for value in self.live(stop) if value in inside)
         return results or ((self.root.id,) if stop == len(self.order) else ())
 
     def taken(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return what the instructions from `start` to `stop` read that is live at `start`."""
+        """Return the values live at `start` that the instructions from there to `stop` read."""
         read = {
             operand for instruction in self.order[start:stop] for operand in instruction.operand_ids
         }
         return tuple(value for value in self.live(start) if value in read)
 
     def live_totals(self, weigh: Callable[[XlaMessage], int]) -> list[int]:
-        """Return for each position the sum of what `weigh` says of the values live there."""
+        """Return, for each position, the sum of `weigh` over the values that are live there."""
         changes = [0] * (len(self.order) + 2)
         for index, instruction in enumerate(self.order):
             if (
@@ -135,7 +136,7 @@ class Line:
         return list(itertools.accumulate(changes[:-1]))
 
     def work(self, start: int = 0, stop: int | None = None) -> list[XlaMessage]:
-        """Return the instructions of a range that do something: the ones that can be at fault."""
+        """Return the instructions of a range that compute something, and so can be at fault."""
         return [
             instruction
             for instruction in self.order[start:stop]
@@ -143,7 +144,7 @@ class Line:
         ]
 
     def sources(self, start: int, stop: int) -> list[XlaMessage]:
-        """Return what is made of constants alone and used in a range, in order."""
+        """Return the instructions computed from constants alone that a range uses, in order."""
 
         def free_operands(instructions: Iterable[XlaMessage]) -> Iterator[int]:
             for instruction in instructions:
@@ -185,13 +186,14 @@ class Region:
 def choose_cuts(line: Line, matched: Container[int], region: Region, most: int) -> list[int]:
     """Return the positions at which to cut a region into at most ``most`` regions.
 
-    The regions have about as many instructions that do something, at least one, and are cut where
-    few bytes are live, rather between two named scopes or calls than within one, and never where
-    a value is live that the other side has not.
+    Each region has about the same number of instructions that compute something, and at least one.
+    Prefer cuts where few bytes are live, and between two named scopes or calls to cuts within one.
+    Never cut where a value is live that the other side does not have.
     """
     work = {instruction.id for instruction in line.work(region.start, region.stop)}
     unmatched = line.live_totals(lambda instruction: instruction.id not in matched)
-    # Right behind work only: what follows it without doing anything belongs to its users.
+    # Cut only right after an instruction that computes something: the instructions after it that
+    # compute nothing belong to its users.
     behind = [
         position
         for position in range(region.start + 1, region.stop)
@@ -217,7 +219,7 @@ def choose_cuts(line: Line, matched: Container[int], region: Region, most: int) 
 
 
 def between(region: Region, cuts: Sequence[int]) -> list[Region]:
-    """Return the regions that cuts make of a region."""
+    """Return the regions into which cuts divide a region."""
     bounds = [region.start, *cuts, region.stop]
     return [Region(*pair) for pair in itertools.pairwise(bounds)]
 

@@ -1,13 +1,14 @@
 """Narrow a difference down to an instruction.
 
-One round cuts a region into a few, runs it with taps at the cuts on both sides (carried inputs:
-what became of the error so far), then runs every piece from the reference's values (clean inputs:
-who makes an error), and goes on inside the first that makes one, provided that the suspect gives
-there what it gave before it was cut. Four modules a round, whatever the number of pieces, and a
-round divides the number of instructions by `REGIONS`.
+One round cuts a region into several, runs it with taps at the cuts on both sides (carried inputs:
+how large the error is so far), then runs every piece from the reference's values (clean inputs:
+which piece makes an error), and continues inside the first piece that makes one, provided that the
+suspect gives the same values there as it did before the cut. A round runs four modules, whatever
+the number of pieces, and divides the number of instructions by `REGIONS`.
 
-Where any cut makes the error vanish, no instruction is at fault, but what the compiler makes of
-several of them: XLA is asked which of its passes change the piece, and runs it without each.
+Where every cut makes the error vanish, no single instruction is at fault, but the code that the
+compiler generates for several of them: XLA says which of its passes change the piece, and the piece
+runs without each of these.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from snaprt_replay.localize.sides import (
 )
 
 COARSE_REGIONS = 8
-"""Into how many regions the whole program is cut: few taps, so that they change little."""
+"""Number of regions into which the whole program is cut: few, so that taps change little."""
 REGIONS = 16
-"""Into how many a region is cut."""
-_FEWER = (2, 4)  # where that many taps heal the program: into two, in the middle, then elsewhere
-_CLEAR = 0.03  # a region is at fault if its error is not small beside the largest that one makes
+"""Number of regions into which a region is cut."""
+_FEWER = (2, 4)  # where that many taps remove the error: two parts, cut in the middle or elsewhere
+_CLEAR = 0.03  # a region is at fault if its error exceeds this share of the largest error
 _LARGEST_CLEAR = 1e4
-_BEYOND_CUTTING = 4.0  # and if it is so many times what cutting alone makes of the suspect
-_MOST_TRIED = 3  # regions that make an error and turn out only to amplify what is inside them
+_BEYOND_CUTTING = 4.0  # and more than this many times the error that cutting alone causes
+_MOST_TRIED = 3  # regions that make an error but prove only to amplify rounding inside them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,13 +62,13 @@ class Found:
 
     kind: FindingKind  # as of a `Localization`
     places: tuple[InstructionPlace, ...]  # the instructions
-    difference: tuple[ValueDifference, ...] = ()  # the values of the last of them on both sides
-    error: float = 0.0  # the error they make, or carry where it is amplification
+    difference: tuple[ValueDifference, ...] = ()  # their last values, compared between the sides
+    error: float = 0.0  # the error that they make, or carry in the case of amplification
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Healed:
-    """A piece that goes wrong as a whole, but not when any cut is made in it."""
+    """A piece that goes wrong as a whole, but not with any cut in it."""
 
     frame: ComputationFrame
     piece: Piece
@@ -77,16 +78,16 @@ class Healed:
 
 @dataclasses.dataclass(eq=False)
 class Search:
-    """The state of one search: what has been seen on the way."""
+    """The state of one search."""
 
     session: Session  # runs the pieces
     path: list[RegionError] = dataclasses.field(default_factory=list)  # the regions looked at
-    # The outputs' error without taps and with the first ones.
+    # The outputs' error without taps and with the first taps.
     observer_effect: tuple[float, float] | None = None
-    last: tuple[InstructionPlace, ...] = ()  # where the search was when it had to stop
-    # What goes wrong in one piece, and not when it is cut, if that was found.
+    last: tuple[InstructionPlace, ...] = ()  # the instructions searched last
+    # A piece that goes wrong only while it is not cut, if the search met one.
     healed: Healed | None = None
-    # The region looked at last, its frame and the clean values at its start.
+    # The region searched last, with its frame and the clean values at its start.
     innermost: tuple[ComputationFrame, Region, Values] | None = None
 
     def whole(self, frame: ComputationFrame, outputs: Pair) -> Found:
@@ -105,7 +106,7 @@ class Search:
     def _inside(
         self, frame: ComputationFrame, region: Region, known: Values, whole: Pair, depth: int
     ) -> Found:
-        """Search a region that goes wrong on the clean values `known`; `whole` is what it gave."""
+        """Search a region that goes wrong on the clean values `known` and returns `whole`."""
         work = frame.line.work(region.start, region.stop)
         self.last = tuple(
             frame.line.place(instruction, frame.names) for instruction in work[:REGIONS]
@@ -157,10 +158,10 @@ class Search:
         ways: Sequence[Sequence[int]],
         depth: int,
     ) -> tuple[list[Region], Pair] | None:
-        """Cut a region and run it with taps on both sides; None if any cut makes the error go.
+        """Cut a region and run it with taps on both sides; None if every cut removes the error.
 
         Returns:
-            The regions, and all the values that are live at a cut or at the end.
+            The regions, and all values that are live at a cut or at the end.
         """
         for cuts in ways:
             regions = between(region, cuts)
@@ -195,7 +196,7 @@ class Search:
     def _by_cutting(
         self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
     ) -> list[float]:
-        """Return how far cutting alone takes the suspect from itself, region by region."""
+        """Return, for each region, the error that cutting alone causes on the suspect side."""
         pieces = [piece_of(frame, region, [region]) for region in regions]
         values = [known_at(frame, region, known, carried.suspect) for region in regions]
         alone = run_suspect(self.session, frame, pieces, values)
@@ -230,7 +231,7 @@ class Search:
     def _among_sources(
         self, frame: ComputationFrame, sources: Sequence[XlaMessage]
     ) -> Found | None:
-        """Look at what is made of constants alone, and is part of every region that uses it."""
+        """Check the values computed from constants alone, which any region using them contains."""
         ids = tuple(source.id for source in sources if source.id in frame.matching)
         (pair,) = run_both(self.session, frame, [Piece(ids)], [frame.arguments])
         for source_id in ids:
@@ -248,7 +249,7 @@ class Search:
         known: Values,
         depth: int,
     ) -> Found | None:
-        """Go into a loop or a branch; None if what it computes is right, step by step."""
+        """Search inside a loop or a branch; None if each of its steps is correct."""
         if instruction.id not in frame.matching:
             return None
         operands = _operand_values(self.session, frame, instruction, known)
@@ -268,10 +269,10 @@ class Search:
         known: Values,
         carried: Pair,
     ) -> Found:
-        """Follow the error along the cuts to the instruction that makes it grow most.
+        """Follow the error along the cuts to the instruction that increases it most.
 
-        No region makes an error, so what is looked at is the whole of `region` each time, with
-        more taps where the growth is.
+        No region makes an error, so run the whole of `region` each time, with more taps where the
+        error grows.
         """
         while True:
             growth = [_growth(frame, part, carried) for part in regions]
@@ -291,7 +292,7 @@ class Search:
         differing = _differences(frame, carried, *ends)
         return Found("amplification", places, differing, carried.error(*ends))
 
-    # --- what is told ---
+    # --- what is reported ---
 
     def _note(
         self,
@@ -331,19 +332,19 @@ class Search:
 
 
 def _at_fault(errors: Sequence[float]) -> list[int]:
-    """Return which regions make an error, in order; the first is the likely one."""
+    """Return the indices of the regions that make an error, in order; the first is likeliest."""
     largest = min(max(errors), _LARGEST_CLEAR)
     return [index for index, error in enumerate(errors) if error > max(1.0, largest * _CLEAR)]
 
 
 def piece_of(frame: ComputationFrame, region: Region, regions: Sequence[Region]) -> Piece:
-    """Return a region as a piece that also gives what is live where its parts end."""
+    """Return a region as a piece that also returns the values live where its parts end."""
     results = [result for part in regions for result in frame.line.results(part.start, part.stop)]
     return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
 
 
 def known_at(frame: ComputationFrame, region: Region, known: Values, tapped: Values) -> Values:
-    """Return the clean values at a region's start: what was known before, and what taps gave."""
+    """Return the clean values at a region's start: those already known, and those of taps."""
     live = set(frame.line.live(region.start))
     return {
         **{
@@ -382,7 +383,7 @@ def _growth(frame: ComputationFrame, region: Region, carried: Pair) -> float:
     taken = frame.line.taken(region.start, region.stop)
     comes_in = carried.error(*taken) if taken else 0.0
     goes_out = carried.error(*frame.line.results(region.start, region.stop))
-    # Where next to none comes in, the first rounding would look like the steepest growth.
+    # Where almost no error comes in, the first rounding would look like the steepest growth.
     return goes_out / max(comes_in, 1e-2) if math.isfinite(goes_out) else math.inf
 
 
@@ -394,7 +395,7 @@ def _inner_bounds(region: Region, steepest: Region, cuts: Sequence[int]) -> list
 def _differences(
     frame: ComputationFrame, pair: Pair, *instructions: int
 ) -> tuple[ValueDifference, ...]:
-    """Compare what instructions gave, by default all, in words."""
+    """Compare the values of some instructions, by default of all, between the sides."""
     names: Mapping[int, str] = {
         instruction.id: instruction.name for instruction in frame.line.order
     }
@@ -411,9 +412,9 @@ def _differences(
 
 
 _WITHOUT_ANY: Final = "optimization=0"
-# Tried where a device's compiler does not say what its passes did.
+# Passes to try where a device's compiler does not say which of its passes changed the piece.
 _USUAL: Final = ("algsimp", "fusion")
-# How XLA names what it dumps between passes: module_0001.NAME.0014.PIPELINE.after_X.before_Y.txt
+# XLA's names of files dumped between passes: module_0001.NAME.0014.PIPELINE.after_X.before_Y.txt
 _AFTER: Final = re.compile(r"\.after_([^.]+)\.before_[^.]+\.txt$")
 _NO_PASS: Final = "pipeline-start"
 
@@ -426,18 +427,18 @@ def try_passes(
     whole: Pair,
     vary: Callable[[str], Side],
 ) -> tuple[PassEffect, ...]:
-    """Run a piece without one pass after the other.
+    """Run a piece several times, each time without another compiler pass.
 
     Args:
         session: Runs it.
-        frame: Where the piece is from.
-        piece: What goes wrong.
+        frame: The frame that contains the piece.
+        piece: The piece that goes wrong.
         known: The values that it takes.
-        whole: What it gave on both sides.
-        vary: Gives the suspect side with an addition to its variant.
+        whole: Its results on both sides.
+        vary: Returns the suspect side with an addition to its variant.
 
     Returns:
-        What became of the error under each variant, smallest first.
+        The error under each variant, smallest first.
     """
 
     def run(side: Side) -> Values:
@@ -456,14 +457,14 @@ def try_passes(
                 error, failed = math.inf, failure.message
             effects.append(PassEffect(side.name, error, failed))
     except BudgetSpentError:
-        pass  # what was tried until then is said
+        pass  # report the variants tried until then
     return tuple(sorted(effects, key=lambda effect: effect.error))
 
 
 def _passes_that_change(
     run: Callable[[Side], Values], vary: Callable[[str], Side]
 ) -> Sequence[str]:
-    """Return the names of the passes that change the piece, in order; none if XLA does not say."""
+    """Return the names of the passes that change the piece, in order; none if unknown."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(vary(f"xla-flags=--xla_dump_to={folder} --xla_dump_hlo_pass_re=.*"))

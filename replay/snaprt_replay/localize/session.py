@@ -1,7 +1,7 @@
-"""Run pieces of the two sides, and remember what came out.
+"""Run pieces of the two sides and remember the results.
 
-Every answer is kept in a folder under the hash of what was run on what, so that a search that was
-broken off takes the same way again without running anything.
+A folder keeps every result under the hash of the module and its inputs, so that an interrupted
+search repeats its steps without running anything.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from snaprt_replay.localize.program import FlatModule, Line
 from snaprt_replay.run.workers import Outcome
 
 Values = Mapping[Value, np.ndarray]
-"""Arrays by the value of the computation that they are."""
+"""Arrays, by the value of the computation that each of them is."""
 
 
 RunModule = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
-"""Start a serialized HloModuleProto on inputs: `Workers.submit` with a variant, or another."""
+"""Start a serialized HloModuleProto on inputs, for example `Workers.submit` with a variant."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two that are compared."""
+    """One of the two sides that are compared."""
 
-    name: str  # what to call it: the variant as the user wrote it, and whose program it runs
-    program: FlatModule  # what it runs
-    run: RunModule  # how
+    name: str  # the variant as the user wrote it, and whose program it runs
+    program: FlatModule  # the program that it runs
+    run: RunModule  # how it runs a module
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,16 +58,16 @@ _ANSWER, _UNFINISHED = ".answer", ".unfinished"
 
 
 class BudgetSpentError(Exception):
-    """The seconds that the user gave are over. It never leaves this package."""
+    """The user's budget of seconds is spent. This error never leaves this package."""
 
 
 class Session:
-    """Count, remember and limit what is run.
+    """Count, remember and limit the runs of modules.
 
     Args:
-        state: A folder to remember answers in; None to forget them.
+        state: A folder to keep results in; None to keep none.
         budget: Seconds after which no further module is started; None for no limit.
-        tell: Called with a line for the user before each round of runs.
+        tell: Called with a line of progress before each round of runs.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Session:
         self._started = time.perf_counter()
         self._budget = budget
         self._compiled: set[str] = set()
-        # With the line itself, so that no other gets its id in the meantime.
+        # Keep the line itself too, so that no other line can get its id in the meantime.
         self._extracts: dict[object, tuple[Line, Extract, bytes]] = {}
 
     @property
@@ -93,10 +93,10 @@ class Session:
         return time.perf_counter() - self._started
 
     def run(self, *orders: Order) -> list[list[Values]]:
-        """Run each order, all at a time, and return the results of each of its pieces.
+        """Run all orders at the same time, and return the results of the pieces of each.
 
         Raises:
-            BudgetSpentError: Before anything is started.
+            BudgetSpentError: The budget was spent before an order could start.
             ExecutionError: A side cannot compile or run a piece.
         """
         return [[*finish()] for finish in [self._start(order) for order in orders]]
@@ -146,10 +146,10 @@ class Session:
                     _read_array(file.read(size), dtype, shape) for dtype, shape, size in kinds
                 )
         except (OSError, ValueError, TypeError):
-            return None  # not there, or broken off while it was written
+            return None  # missing, or writing it was interrupted
 
     def forget(self) -> None:
-        """Remove the answers from the folder, and the folder if nothing else is in it."""
+        """Remove the results from the folder, and the folder if it is empty then."""
         if self._state is None:
             return
         with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ def _inputs(extracted: Extract, values: Sequence[Values]) -> list[np.ndarray]:
 
 
 def typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return a module's inputs, in the dtypes that its parameters have."""
+    """Return a module's inputs in the dtypes of its parameters."""
     taken = parameters(entry_computation(module))
     return [
         np.ascontiguousarray(array.astype(dtype_of(parameter.shape), copy=False)).reshape(
