@@ -1,4 +1,4 @@
-"""Say what is in one array, in a few numbers."""
+"""Describe the contents of one array in a few numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compare the outputs of two executions.
 
-`compare` takes arrays and gives a `results.Comparison`. Exact types (bool, integers) compare
-exactly, floats by their bits, in ULP, and against a tolerance; a different shape or dtype is a
+`compare` takes arrays and returns a `results.Comparison`. It compares exact types (bool, integers)
+exactly, and floats by their bits, in ULP, and against a tolerance; a different shape or dtype is a
 mismatch like any other.
 """
 
@@ -38,26 +38,26 @@ def compare(
     expected_name: str = "recorded",
     actual_name: str = "replayed",
 ) -> Comparison:
-    """Compare two lists of outputs, the first with the first and so on.
+    """Compare two lists of outputs, the first with the first, and so on.
 
     Args:
         expected: The side that errors are relative to.
         actual: The other side; an output that only one side has is a mismatch.
-        request: The tolerance asked for; None for the defaults.
+        request: The requested tolerance; None for the defaults.
         expected_name: What to call the expected side.
         actual_name: What to call the actual side.
 
     Examples:
         >>> from snaprt import replay
-        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
-        >>> two = replay.NamedArray("loss", np.float32([1.0, 2.5]))
-        >>> comparison = replay.compare([one], [two])
+        >>> expected = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> actual = replay.NamedArray("loss", np.float32([1.0, 2.5]))
+        >>> comparison = replay.compare([expected], [actual])
         >>> comparison.verdict, comparison.outputs[0].differing
         ('mismatch', 1)
     """
     request = request or ToleranceRequest()
     pairs = zip(expected, actual, strict=False)
-    outputs = [compare_arrays(one.name, one.value, other.value, request) for one, other in pairs]
+    outputs = [compare_arrays(left.name, left.value, right.value, request) for left, right in pairs]
     sides = ((expected, actual_name), (actual, expected_name))
     for arrays, missing_in in sides:
         outputs += [
@@ -81,15 +81,17 @@ def compare_arrays(
     blank = OutputComparison(
         name, expected.shape, expected.dtype.name, IDENTICAL, elements=expected.size
     )
-    for what, one, other in (
+    for what, left, right in (
         ("shape", expected.shape, actual.shape),
         ("dtype", expected.dtype.newbyteorder("="), actual.dtype.newbyteorder("=")),
     ):
-        if one != other:
-            there = Signature(actual.shape, actual.dtype)
-            here = Signature(expected.shape, expected.dtype)
+        if left != right:
+            actual_signature = Signature(actual.shape, actual.dtype)
+            expected_signature = Signature(expected.shape, expected.dtype)
             return dataclasses.replace(
-                blank, verdict=MISMATCH, reason=f"different {what}: {there} instead of {here}"
+                blank,
+                verdict=MISMATCH,
+                reason=f"different {what}: {actual_signature} instead of {expected_signature}",
             )
     flat_expected, flat_actual = _flat(expected), _flat(actual)
     if floatbits.is_float(flat_expected.dtype):
@@ -100,7 +102,7 @@ def compare_arrays(
 
 
 def _flat(values: np.ndarray) -> np.ndarray:
-    """Return one dimension, C order, this machine's byte order."""
+    """Return the values in one dimension, C order and this machine's byte order."""
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     return np.ascontiguousarray(native).reshape(-1)
 
@@ -133,22 +135,22 @@ def _compare_exact(
 ) -> OutputComparison:
     def measure(low: int, high: int) -> list[_ExactErrors]:
         starts = range(low * _EXACT_CHUNK, min(high * _EXACT_CHUNK, expected.size), _EXACT_CHUNK)
-        worst_relative, found = 0.0, []
+        worst_relative, measured = 0.0, []
         for start in starts:
             chunk = slice(start, start + _EXACT_CHUNK)
             errors = _measure_exact(expected[chunk], actual[chunk], start, worst_relative)
             if errors is not None:
                 worst_relative = max(worst_relative, errors.relative)
-                found.append(errors)
-        return found
+                measured.append(errors)
+        return measured
 
     parts = in_threads(measure, -(-expected.size // _EXACT_CHUNK), expected.size)
-    errors = [one for part in parts for one in part]
+    errors = [error for part in parts for error in part]
     result = dataclasses.replace(blank, tolerance=EXACT)
     if not errors:
         return result
     differing = sum(error.differing for error in errors)
-    worst = max(errors, key=lambda one: one.distance)  # the first of them
+    worst = max(errors, key=lambda error: error.distance)  # the first of them
     first = _place(blank.shape, expected, actual, errors[0].first)
     return dataclasses.replace(
         result,
@@ -165,7 +167,7 @@ def _compare_exact(
 
 @dataclasses.dataclass(frozen=True)
 class _ExactErrors:
-    """How a chunk of exact numbers differs: how many, the first, the worst and where it is."""
+    """How a chunk of exact numbers differs: the count, the first, the worst and its index."""
 
     differing: int
     first: int
@@ -191,7 +193,7 @@ def _measure_exact(
     relative = 0.0
     least = int(np.abs(left).min())  # negative for the smallest number: then no bound is known
     if int(distance[where]) >= worst_relative * (1 - 1e-6) * least:
-        # Only an element that beats the worst so far, by a bound in float32, is looked at exactly.
+        # Compute exactly only for the elements that, by a bound in float32, may exceed the worst.
         bound = np.abs(left.astype(np.float32))
         bound *= np.float32(worst_relative * (1 - 1e-6))
         candidates = np.flatnonzero(distance.astype(np.float32) > bound)
@@ -212,8 +214,8 @@ def _as_integers(values: np.ndarray) -> np.ndarray:
 
 def _place(shape: tuple[int, ...], expected: np.ndarray, actual: np.ndarray, index: int) -> Place:
     where = tuple(int(axis) for axis in np.unravel_index(index, shape)) if shape else ()
-    one, other = expected[index : index + 1], actual[index : index + 1]
-    return Place(where, value_text(one), value_text(other))
+    left, right = expected[index : index + 1], actual[index : index + 1]
+    return Place(where, value_text(left), value_text(right))
 
 
 def value_text(element: np.ndarray) -> str:

@@ -1,7 +1,7 @@
-"""Finds in what two recorded executions differ: surroundings, arrays, module; runs nothing.
+"""Find how two recorded executions differ: environment, arrays, module; run nothing.
 
-What only tells which execution it was (its number, step, time, process), and where and why it was
-recorded, is no difference.
+Facts that only identify an execution (its number, step, time, process), and where and why it was
+recorded, do not count as differences.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
 
 _OF_THE_RECORDING = ("SNAPRT_DUMP_DIR", "SNAPRT_RECORD")
-_LARGEST_CONSTANT = 16  # elements: of a larger one the digest is compared, not the text
+_LARGEST_CONSTANT = 16  # elements; compare larger constants by digest, not as text
 
 
 @dataclass(frozen=True)
 class FactDifference:
-    """Something noted of both executions; empty text where one has no such note."""
+    """A recorded fact that differs; empty text where an execution does not have it."""
 
     what: str
     first: str
@@ -37,52 +37,52 @@ class FactDifference:
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """An input or output that is not the same."""
+    """An input or output that differs."""
 
     role: str  # ``input`` or ``output``
     name: str  # its name in the first execution, or in the only one that has it
-    reason: str  # in words, where values cannot be compared one by one; else empty
+    reason: str  # in words, where values cannot be compared individually; else empty
     comparison: OutputComparison | None  # of the values; None where only one side has the array
 
     @property
     def differs(self) -> bool:
-        """Return whether anything of it differs."""
+        """Return whether anything about the array differs."""
         identical = self.comparison is not None and self.comparison.verdict == IDENTICAL
         return bool(self.reason) or not identical
 
 
 @dataclass(frozen=True)
 class Differences:
-    """In what two executions differ."""
+    """How two executions differ."""
 
     facts: tuple[FactDifference, ...]  # versions, flags, environment, devices
     arrays: tuple[ArrayDifference, ...]  # inputs and outputs
     # A unified diff of the modules as StableHLO without source locations.
     instructions: tuple[str, ...]
-    same_arrays: int  # how many arrays are the same
+    same_arrays: int  # how many arrays are identical
     notes: tuple[str, ...]  # what could not be compared
 
     @property
     def any(self) -> bool:
-        """Return whether there is any."""
+        """Return whether there is any difference."""
         return bool(self.facts or self.arrays or self.instructions)
 
 
 def find_differences(first: Path, second: Path) -> Differences:
-    """Compare two recorded executions, inputs and outputs both.
+    """Compare two recorded executions, including inputs and outputs.
 
     Args:
-        first: Any file that can be replayed; the other files of its execution are found beside it.
-        second: The same.
+        first: Any file that can be replayed; the execution's other files are found next to it.
+        second: The same for the second execution.
 
     Raises:
-        SnapshotError: One cannot be read.
+        SnapshotError: A file cannot be read.
     """
-    one, two = load(first), load(second)
+    first_case, second_case = load(first), load(second)
     compared, notes = [], []
     for role, left, right in (
-        ("input", one.inputs, two.inputs),
-        ("output", one.outputs, two.outputs),
+        ("input", first_case.inputs, second_case.inputs),
+        ("output", first_case.outputs, second_case.outputs),
     ):
         if left is None or right is None:
             if left is not None or right is not None:
@@ -90,13 +90,13 @@ def find_differences(first: Path, second: Path) -> Differences:
                 notes.append(f"{lacking} has no {role}s to compare")
             continue
         compared += _compare_sides(role, left, right)
-    different = [one for one in compared if one.differs]
+    different = [array for array in compared if array.differs]
     return Differences(
-        facts=_facts_that_differ(_facts(one), _facts(two)),
+        facts=_facts_that_differ(_facts(first_case), _facts(second_case)),
         arrays=tuple(different),
         instructions=tuple(
             difflib.unified_diff(
-                _lines(one), _lines(two), str(first), str(second), lineterm="", n=2
+                _lines(first_case), _lines(second_case), str(first), str(second), lineterm="", n=2
             )
         ),
         same_arrays=len(compared) - len(different),
@@ -107,17 +107,19 @@ def find_differences(first: Path, second: Path) -> Differences:
 def _compare_sides(
     role: str, left: Sequence[NamedArray], right: Sequence[NamedArray]
 ) -> list[ArrayDifference]:
-    """Compare arrays by their place, as a module takes and returns them."""
-    found = []
-    for one, two in zip(left, right, strict=False):
-        comparison = compare_arrays(one.name, one.value, two.value, EXACTLY)
-        renamed = f"is named {two.name} in B" if one.name != two.name else ""
+    """Compare arrays by position, as a module takes and returns them."""
+    differences = []
+    for array, counterpart in zip(left, right, strict=False):
+        comparison = compare_arrays(array.name, array.value, counterpart.value, EXACTLY)
+        renamed = f"is named {counterpart.name} in B" if array.name != counterpart.name else ""
         reason = renamed or (comparison.reason if not comparison.differing else "")
-        found.append(ArrayDifference(role, one.name, reason, comparison))
-    count = len(found)
-    for which, rest in (("A", left[count:]), ("B", right[count:])):
-        found += [ArrayDifference(role, one.name, f"is only in {which}", None) for one in rest]
-    return found
+        differences.append(ArrayDifference(role, array.name, reason, comparison))
+    count = len(differences)
+    for which, unmatched in (("A", left[count:]), ("B", right[count:])):
+        differences += [
+            ArrayDifference(role, array.name, f"is only in {which}", None) for array in unmatched
+        ]
+    return differences
 
 
 def _facts(case: Case) -> Mapping[str, str]:

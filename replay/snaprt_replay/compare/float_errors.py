@@ -1,10 +1,10 @@
 """Measure how two float arrays of any size differ.
 
-An array is a table of rows of `ROW` elements. What is known of a row is one record, which fused
-kernels fill in for blocks of a large array, and NumPy for all else and for rows that hold NaN, Inf
-or numbers at the end of a type's range. Everything else is made of the records: totals, in which
-rows to look for the worst elements, and in which ones, once the tolerance is known (it depends on
-the root mean square), elements can be beyond it.
+An array is a table of rows of `ROW` elements. Each row has one record. Fused kernels fill in the
+records for blocks of a large array; NumPy fills in all others, and those of rows that contain NaN,
+Inf or numbers at the limits of a type's range. Everything else is computed from the records:
+totals, the rows that may have the worst elements, and, once the tolerance is known (it depends on
+the root mean square), the rows that may have elements beyond it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from snaprt_replay.compare.tolerance import Tolerance
 
 # Importing JAX and compiling the kernels takes longer than comparing fewer with NumPy alone.
 _FUSED_FROM = 4 * BLOCK
-# In at most so many rows of a block NumPy is faster than a kernel.
+# For at most this many rows of a block, NumPy is faster than a kernel.
 _FEW_ROWS = ROWS // 16
 _ROWS_AT_ONCE = 4
-# XLA reads arrays in place that start at a multiple of it.
+# XLA reads arrays in place if they start at a multiple of this many bytes.
 _ALIGNMENT = 64
-# Sums of squares outside of this lost precision to underflow, or overflowed; worst errors that are
-# smaller may hide larger ones, that are subnormal.
+# Sums of squares outside these limits lost precision to underflow, or overflowed; worst errors
+# below `_TINY` may hide larger ones that are subnormal.
 _SQUARES = {4: (1e-30, 1e37), 8: (1e-290, 1e300)}
 _TINY = {4: 1e-30, 8: 1e-290}
-# So many elements that differ are counted in the histogram of ULP distances, of more a sample.
+# The histogram of ULP distances counts up to this many differing elements, and a sample of more.
 _COUNTED, _COUNTED_EVERY = 1 << 19, 128
 _MOST_LOOKED_AT = 8  # rows that may have the worst element
 _ELEMENTS_PER_THREAD = 1 << 20
 _MOST_THREADS = 8
 
-# ULP distances are counted in buckets: a distance as float32, cut to 8 significant bits. Up to 256
-# that is exact, above it at most 0.8 % low, and any uint64 fits.
+# The buckets of ULP distances: the distance as float32, truncated to 8 significant bits. This is
+# exact up to 256, at most 0.8 % too low above that, and any uint64 fits.
 _BUCKET_OFFSET = 126 << 7
 _BUCKETS = (65 << 7) + 1
 
@@ -70,18 +70,18 @@ def measure(
 ) -> tuple[OutputComparison, Place | None]:
     """Compare two arrays element by element.
 
-    Counts, places and what is beyond tolerance are exact, but for the histogram of ULP distances,
-    which counts a sample where more than half a million elements differ.
+    Counts, places and elements beyond tolerance are exact. Only the histogram of ULP distances uses
+    a sample, where more than half a million elements differ.
 
     Args:
-        blank: What is known of the output.
+        blank: The comparison with the fields that are already known.
         expected: One dimension, C-contiguous, any real float dtype.
         actual: The same shape and dtype.
-        place: Gives an element by its flat index; None for -1.
-        tolerance_for: Gives the tolerance for a root mean square of the expected side.
+        place: Returns an element by its flat index; None for -1.
+        tolerance_for: Returns the tolerance for a root mean square of the expected side.
 
     Returns:
-        ``blank`` with all that was measured, and the first element beyond tolerance.
+        ``blank`` with all measured fields, and the first element beyond tolerance.
     """
     table = _Table(expected, actual)
     in_threads(table.fill, len(table.blocks), expected.size)
@@ -158,9 +158,9 @@ def _cosine(expected: float, actual: float, product: float) -> float | None:
 
 
 def in_threads(work: Callable[[int, int], Result], count: int, elements: int) -> list[Result]:
-    """Deal ``count`` things, in ranges, to as many threads as ``elements`` are worth starting.
+    """Divide ``count`` items, in ranges, among as many threads as ``elements`` justify.
 
-    NumPy's warnings are off in them. Results come in the things' order.
+    NumPy's warnings are off in them. The results have the order of the items.
     """
 
     def quietly(low: int, high: int) -> Result:
@@ -176,7 +176,7 @@ def in_threads(work: Callable[[int, int], Result], count: int, elements: int) ->
 
 
 class _Table:
-    """Two arrays, and what is known of their rows."""
+    """Two arrays and the records of their rows."""
 
     def __init__(self, expected: np.ndarray, actual: np.ndarray) -> None:
         self.expected = expected
@@ -203,7 +203,7 @@ class _Table:
         return self.part(range(number, number + 1))
 
     def block(self, rows: range) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return both sides of a block as XLA can read them; None of a short one."""
+        """Return both sides of a block such that XLA can read them; None for a short block."""
         expected, actual = self.part(rows)
         if self.kernels is None or expected.size < BLOCK:
             return None
@@ -212,14 +212,14 @@ class _Table:
     # --- the records ---
 
     def fill(self, low: int, high: int) -> None:
-        """Make the records of the rows of some blocks."""
+        """Fill in the records of the rows of some blocks."""
         for rows in self.blocks[low:high]:
             sides = self.block(rows)
             if sides is None:
                 self._fill_by_numpy(rows)
                 continue
             assert self.kernels is not None
-            # Of wider types, measuring both sides costs no more than looking if they are equal.
+            # For wider types, measuring both sides costs no more than checking them for equality.
             if sides[0].itemsize == 2 and _are_equal(*sides):
                 errors = self.kernels.measure_equal(sides[0])
             else:
@@ -241,12 +241,12 @@ class _Table:
                     left, right = left.reshape(high - low, -1), right.reshape(high - low, -1)
                     _measure(self.records[low:high], left, right, self.working)
 
-    # --- what is made of them ---
+    # --- computed from the records ---
 
     def first(
         self, counts: np.ndarray, test: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> int:
-        """Return the first index of what a test finds in rows that have some; -1 without any."""
+        """Return the first index where a test holds, in rows with a count; -1 if there is none."""
         if not counts.any():
             return -1
         row = int((counts > 0).argmax())
@@ -257,22 +257,22 @@ class _Table:
         self, name: str, errors_of: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> tuple[float, int]:
         """Return the largest error of a kind, and its first index."""
-        found: tuple[float, int] = (0, -1)
+        worst: tuple[float, int] = (0, -1)
         values = self.records[name]
         if not values.size or not values.max():
-            return found
+            return worst
         least = values.max()
         if values.dtype.kind == "f":
-            # The kernels round twice; of two bytes once, and quotients are 2^-22 apart.
+            # The kernels round twice; for types of two bytes once, and quotients are 2^-22 apart.
             slack = 4 if self.expected.itemsize > 2 else 0.8
             least *= 1 - slack * floatbits.epsilon(self.working)
         for row in np.flatnonzero(values >= least)[:_MOST_LOOKED_AT].tolist():
             with np.errstate(all="ignore"):
                 errors = errors_of(*self.row(row))
             where = int(errors.argmax())
-            if errors[where] > found[0]:
-                found = (errors[where].item(), max(0, self.begin + row * ROW) + where)
-        return found
+            if errors[where] > worst[0]:
+                worst = (errors[where].item(), max(0, self.begin + row * ROW) + where)
+        return worst
 
     def histogram(self, pairs: int) -> np.ndarray:
         """Count the ULP distances of all pairs of finite numbers."""
@@ -290,7 +290,7 @@ class _Table:
         return buckets
 
     def _counted_rows(self) -> Iterator[tuple[int, int]]:
-        """Yield the rows to count, and for how many each stands."""
+        """Yield the rows to count, and how many rows each represents."""
         differing = np.flatnonzero(self.records["ulp"])
         so_far = np.cumsum(self.records["differing"][differing])
         each = int(np.searchsorted(so_far, _COUNTED, "right"))
@@ -299,7 +299,7 @@ class _Table:
             yield int(differing[place]), until - place
 
     def count_beyond(self, block: range, tolerance: Tolerance) -> np.ndarray:
-        """Return for each row of a block how many elements are beyond tolerance."""
+        """Return, for each row of a block, how many elements are beyond tolerance."""
         records = self.records[block.start : block.stop]
         beyond = np.sum([records[name] for name in _CONFUSED], axis=0)
         is_open = records["absolute"] >= tolerance.atol * (1 - 1e-6)
@@ -336,7 +336,7 @@ def _are_equal(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _take(records: np.ndarray, errors: BlockErrors) -> None:
-    """Make the records of what a kernel says of a block."""
+    """Fill in the records from a kernel's results for a block."""
     for name in ("absolute", "relative", "ulp", "differing", "zero_sign"):
         records[name] = getattr(errors, name)
     records["finite"] = ROW
@@ -359,12 +359,12 @@ def _take_sums(
     moved: np.ndarray,
     across: np.ndarray,
 ) -> None:
-    """Record sums of squares and products, of both sides, and of the difference (moved, across).
+    """Record sums of squares and products of both sides and of the difference (moved, across).
 
-    Where the sides are close, the difference gives the actual side's sums: their own rounding would
-    be larger than what a cosine near 1 is to show.
+    Where the sides are close, compute the actual side's sums from the difference: their own
+    rounding would be larger than the deviation of a cosine near 1.
     """
-    expected, moved, across = (one.astype(np.float64) for one in (expected, moved, across))
+    expected, moved, across = (sums.astype(np.float64) for sums in (expected, moved, across))
     near = moved < expected / 16
     records["expected"] = expected
     records["actual"] = np.where(near, expected + 2 * across + moved, actual)
@@ -372,7 +372,7 @@ def _take_sums(
 
 
 def _exact_rows(errors: BlockErrors) -> np.ndarray:
-    """Return for which rows what a kernel says is exact."""
+    """Return for which rows a kernel's results are exact."""
     tiny = _TINY[errors.expected_squared.itemsize]
     exact = ~errors.odd
     exact &= _in_range(errors.expected_squared, errors.actual_squared, errors.difference_squared)
@@ -381,7 +381,7 @@ def _exact_rows(errors: BlockErrors) -> np.ndarray:
 
 
 def _in_range(expected: np.ndarray, actual: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Return where sums of squares neither overflowed nor lost what is to be seen of them."""
+    """Return where sums of squares neither overflowed nor lost precision to underflow."""
     low, high = _SQUARES[expected.itemsize]
     return np.asarray((expected > low) & (expected < high) & (actual < high) & (moved < high))
 
@@ -390,34 +390,34 @@ def _in_range(expected: np.ndarray, actual: np.ndarray, moved: np.ndarray) -> np
 
 
 def _measure(records: np.ndarray, left: np.ndarray, right: np.ndarray, working: np.dtype) -> None:
-    """Make the records of some rows, which are those of two matrices, in a wide enough type."""
+    """Fill in the records of the rows of two matrices, in a wide enough type."""
     unequal = _unequal(left, right)
     is_equal = not unequal.any()
     records["differing"] = 0 if is_equal else np.count_nonzero(unequal, axis=1)
     records["finite"] = left.shape[1]
     records["all_squared"] = 0
-    wide = floatbits.widen(left).astype(working, copy=False)
-    other = wide if is_equal else floatbits.widen(right).astype(working, copy=False)
-    squared = np.vecdot(wide, wide)
-    actual_squared = squared if is_equal else np.vecdot(other, other)
-    one = left
+    wide_left = floatbits.widen(left).astype(working, copy=False)
+    wide_right = wide_left if is_equal else floatbits.widen(right).astype(working, copy=False)
+    squared = np.vecdot(wide_left, wide_left)
+    actual_squared = squared if is_equal else np.vecdot(wide_right, wide_right)
+    ulp_left = left
     if not np.isfinite(squared + actual_squared).all():
-        places = np.nonzero(~(np.isfinite(wide) & np.isfinite(other)))
+        places = np.nonzero(~(np.isfinite(wide_left) & np.isfinite(wide_right)))
         _count_specials(records, places, left[places], right[places])
-        # What is the same on both sides, and zero, counts nowhere else.
-        wide, other, one = wide.copy(), other.copy(), left.copy()
-        wide[places], other[places], one[places] = 0, 0, right[places]
+        # Elements that are the same on both sides and zero do not count anywhere else.
+        wide_left, wide_right, ulp_left = wide_left.copy(), wide_right.copy(), left.copy()
+        wide_left[places], wide_right[places], ulp_left[places] = 0, 0, right[places]
         unequal[places] = False
         is_equal = not unequal.any()
-        squared, actual_squared = np.vecdot(wide, wide), np.vecdot(other, other)
+        squared, actual_squared = np.vecdot(wide_left, wide_left), np.vecdot(wide_right, wide_right)
     records["all_squared"] += squared
-    difference, moved = wide, squared
+    difference, moved = wide_left, squared
     if is_equal:
         is_exact = _in_range(squared, squared, squared)
     else:
-        difference = other - wide
+        difference = wide_right - wide_left
         moved = np.vecdot(difference, difference)
-        absolute, relative = _errors_of(wide, difference)
+        absolute, relative = _errors_of(wide_left, difference)
         records["absolute"], records["relative"] = absolute.max(axis=1), relative.max(axis=1)
         is_exact = _in_range(squared, actual_squared, moved) & np.isfinite(records["relative"])
     if working.itemsize == 4 and not is_exact.all():
@@ -426,18 +426,18 @@ def _measure(records: np.ndarray, left: np.ndarray, right: np.ndarray, working: 
         for name in ("expected", "actual", "product"):
             records[name] = squared
     else:
-        products = np.vecdot(wide, other), moved, np.vecdot(wide, difference)
+        products = np.vecdot(wide_left, wide_right), moved, np.vecdot(wide_left, difference)
         _take_sums(records, squared, actual_squared, *products)
-        _measure_ulps(records, one, right)
+        _measure_ulps(records, ulp_left, right)
 
 
 def _measure_ulps(records: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Record the largest distances, and how many zeros have another sign."""
+    """Record the largest distances, and how many zeros have the opposite sign."""
     if left.itemsize >= 4:
         kind = np.dtype(f"i{left.itemsize}")
         steps = right.view(kind) - left.view(kind)
         highest, lowest = steps.max(axis=1), steps.min(axis=1)
-        # Numbers of two signs, zeros too, are further apart than that in their bits.
+        # The bits of numbers with opposite signs, including zeros, are further apart than that.
         limit = 1 << (left.itemsize * 8 - 10)
         if highest.max() < limit and lowest.min() > -limit:
             records["ulp"] = np.maximum(highest, -lowest)
@@ -451,33 +451,33 @@ def _measure_ulps(records: np.ndarray, left: np.ndarray, right: np.ndarray) -> N
 def _count_specials(
     records: np.ndarray, places: tuple[np.ndarray, ...], left: np.ndarray, right: np.ndarray
 ) -> None:
-    """Count NaN and Inf, and what stands beside them, given all such pairs and their places."""
-    wide, other = _as_float64(left), _as_float64(right)
-    both_nan = np.isnan(wide) & np.isnan(other)
+    """Count NaN and Inf, given all pairs that contain one, and their places."""
+    wide_left, wide_right = _as_float64(left), _as_float64(right)
+    both_nan = np.isnan(wide_left) & np.isnan(wide_right)
     counts = {
-        **dict(zip(_CONFUSED, _confused(wide, other), strict=True)),
+        **dict(zip(_CONFUSED, _confused(wide_left, wide_right), strict=True)),
         "nan_both": both_nan,
         "nan_payload": both_nan & _unequal(left, right),
-        "inf_both": np.isinf(wide) & (wide == other),
+        "inf_both": np.isinf(wide_left) & (wide_left == wide_right),
     }
     rows, size = places[0], len(records)
     for name, mask in counts.items():
         records[name] = np.bincount(rows[mask], minlength=size)
-    alone = np.isfinite(wide)
+    alone = np.isfinite(wide_left)
     records["finite"] -= np.bincount(rows[~alone], minlength=size)
-    records["all_squared"] = np.bincount(rows[alone], np.square(wide[alone]), minlength=size)
+    records["all_squared"] = np.bincount(rows[alone], np.square(wide_left[alone]), minlength=size)
 
 
-def _confused(wide: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return what is NaN or infinite on one side and not so on the other, kind by kind."""
-    left_nan, right_nan = np.isnan(wide), np.isnan(other)
-    left_inf, right_inf = np.isinf(wide), np.isinf(other)
+def _confused(wide_left: np.ndarray, wide_right: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return, for each kind, which elements are NaN or infinite on one side but not the other."""
+    left_nan, right_nan = np.isnan(wide_left), np.isnan(wide_right)
+    left_inf, right_inf = np.isinf(wide_left), np.isinf(wide_right)
     return (
         left_nan & ~right_nan,
         right_nan & ~left_nan,
-        left_inf & np.isfinite(other),
-        right_inf & np.isfinite(wide),
-        left_inf & right_inf & (wide != other),
+        left_inf & np.isfinite(wide_right),
+        right_inf & np.isfinite(wide_left),
+        left_inf & right_inf & (wide_left != wide_right),
     )
 
 
@@ -490,14 +490,14 @@ def _as_float64(values: np.ndarray) -> np.ndarray:
 
 
 def _errors(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the absolute and the relative error of each pair; 0 where one is not finite."""
-    wide, other = _as_float64(left), _as_float64(right)
-    found = _errors_of(wide, other - wide)
-    finite = np.isfinite(wide) & np.isfinite(other)
+    """Return the absolute and relative errors of pairs; 0 where a number is not finite."""
+    wide_left, wide_right = _as_float64(left), _as_float64(right)
+    by_kind = _errors_of(wide_left, wide_right - wide_left)
+    finite = np.isfinite(wide_left) & np.isfinite(wide_right)
     if not finite.all():
-        for errors in found:
+        for errors in by_kind:
             errors[~finite] = 0
-    return found
+    return by_kind
 
 
 def _errors_of(wide: np.ndarray, difference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -514,14 +514,14 @@ def _finite_ulps(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _beyond(sides: tuple[np.ndarray, ...], tolerance: Tolerance) -> np.ndarray:
-    """Return which elements are beyond tolerance, NaN and Inf on one side alone included."""
+    """Return which elements are beyond tolerance, including NaN and Inf on only one side."""
     left, right = sides
-    wide, other = _as_float64(left), _as_float64(right)
-    distance = np.abs(other - wide)
-    beyond = distance > tolerance.atol + tolerance.rtol * np.abs(wide)
+    wide_left, wide_right = _as_float64(left), _as_float64(right)
+    distance = np.abs(wide_right - wide_left)
+    beyond = distance > tolerance.atol + tolerance.rtol * np.abs(wide_left)
     places = np.flatnonzero(beyond)
     beyond[places] = floatbits.ulp_distance(left[places], right[places]) > tolerance.max_ulp
     if not np.isfinite(distance).all():
-        beyond &= np.isfinite(wide) & np.isfinite(other)
-        beyond = np.logical_or.reduce([beyond, *_confused(wide, other)])
+        beyond &= np.isfinite(wide_left) & np.isfinite(wide_right)
+        beyond = np.logical_or.reduce([beyond, *_confused(wide_left, wide_right)])
     return beyond

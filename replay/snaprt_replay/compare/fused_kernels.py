@@ -1,12 +1,12 @@
 """Programs that measure a block of two float arrays in one pass.
 
 NumPy needs a pass over the block for each operation. Here XLA compiles all of them, and the
-reductions behind them, to one vectorized loop, on a CPU client of our own: that of the process may
-not exist, or starting it may take an accelerator's memory. The programs are written in StableHLO,
-since JAX does not trace without starting its devices.
+reductions after them, to one vectorized loop, on a CPU client of our own: the process may not have
+one, and starting its own may take an accelerator's memory. The programs are written in StableHLO,
+because JAX does not trace without starting its devices.
 
-The loop treats subnormal numbers as zero, and sums in any order. Rows in which that, NaN or Inf
-matters are marked by `BlockErrors.odd` and by the size of the sums: measure those by other means.
+The loop treats subnormal numbers as zero and sums in any order. `BlockErrors.odd` and the size of
+the sums mark the rows in which that, NaN or Inf matters: measure those by other means.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 from snaprt import jaxapi
 
 ROW: Final = 1 << 13
-"""Elements that one result of a kernel covers."""
+"""Number of elements that one result of a kernel covers."""
 ROWS: Final = 256
 BLOCK: Final = ROW * ROWS
-"""Elements that a kernel takes."""
+"""Number of elements that a kernel takes."""
 
-# How an element counts that has other bits, and is 0 on both sides, beside one that only differs.
+# The count of an element whose bits differ but is 0 on both sides; any other that differs counts 1.
 _ZERO_SIGN: Final = 1 << 16
 
-# A sum may be taken in any order, or it would not be vectorized; nothing else is made inexact.
+# Allow sums in any order, or they would not be vectorized; keep everything else exact.
 _OPTIONS: Final = {
     "xla_cpu_enable_fast_math": True,
     "xla_cpu_fast_math_honor_nans": True,
@@ -42,12 +42,12 @@ _OPTIONS: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A float type: its name in MLIR, how many bits to calculate in, and its bits."""
+    """A float type: its name in MLIR, the width of the working type, and special bits."""
 
     name: str  # its name in MLIR
-    width: int  # bits of the types to calculate in
+    width: int  # how many bits the working type has
     magnitude: int  # all bits but the sign
-    normal: int  # the bits of the smallest number that is normal in the type to calculate in
+    normal: int  # the bits of the smallest number that is normal in the working type
     infinity: int  # the bits of infinity
 
 
@@ -61,26 +61,26 @@ _KINDS: Final[Mapping[np.dtype, _Kind]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BlockErrors:
-    """What is known of each row of a block, in arrays of one element a row."""
+    """The errors of each row of a block, in arrays of one element per row."""
 
     absolute: np.ndarray  # the largest absolute error, in the working type
     # The largest error relative to the expected side, in the working type, rounded twice; elements
     # where that side is 0 do not count.
     relative: np.ndarray
     ulp: np.ndarray  # the largest distance in ULP
-    differing: np.ndarray  # elements with other bits
-    zero_sign: np.ndarray  # those of them that are 0 on both sides
-    # Whether a number, of either side, is NaN, infinite or (in the working type) subnormal.
+    differing: np.ndarray  # how many elements have different bits
+    zero_sign: np.ndarray  # how many of them are 0 on both sides
+    # Whether a number on either side is NaN, infinite or (in the working type) subnormal.
     odd: np.ndarray
     expected_squared: np.ndarray  # sum of squares of the expected side
-    difference_squared: np.ndarray  # of the differences, actual less expected
+    difference_squared: np.ndarray  # sum of squares of the differences, actual minus expected
     expected_difference: np.ndarray  # sum of the products of the expected side and the difference
     product: np.ndarray  # sum of the products of both sides
     actual_squared: np.ndarray  # sum of squares of the actual side
 
 
 class Kernels:
-    """The programs for one float type, compiled."""
+    """The compiled programs for one float type."""
 
     def __init__(self, dtype: np.dtype, device: jaxapi.Device) -> None:
         self._kind = _KINDS[dtype]
@@ -119,10 +119,10 @@ class Kernels:
     def beyond(
         self, expected: np.ndarray, actual: np.ndarray, rtol: float, atol: float, max_ulp: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Count what is beyond tolerance, in `BLOCK` elements.
+        """Count the elements beyond tolerance among `BLOCK` elements.
 
         Returns:
-            For each row the elements that surely are, and those too close to the limit to tell.
+            For each row, how many surely are, and how many are too close to the limit to tell.
         """
         numbers = (value * (1 + slack) for slack in (-1e-6, 1e-6) for value in (rtol, atol))
         with np.errstate(all="ignore"):
@@ -144,12 +144,12 @@ class Kernels:
         return jaxapi.compile_module(module, [self._device], options)
 
     def _run(self, executable: Any, *inputs: np.ndarray) -> list[np.ndarray]:
-        there = [jaxapi.put_on(self._device, value) for value in inputs]
-        return [np.asarray(shards[0]) for shards in jaxapi.run_module(executable, there)]
+        placed = [jaxapi.put_on(self._device, value) for value in inputs]
+        return [np.asarray(shards[0]) for shards in jaxapi.run_module(executable, placed)]
 
 
 def kernels_for(dtype: np.dtype) -> Kernels | None:
-    """Return the kernels for a float type, compiled at the first call; None where it has none."""
+    """Return the kernels for a float type, compiled on first use; None if it has none."""
     return _compiled(dtype) if dtype in _KINDS else None
 
 
@@ -274,7 +274,7 @@ def _module(
     limits: Sequence[str],
     sides: int,
 ) -> str:
-    """Return a module that takes flat sides and scalars, and reduces rows of some values."""
+    """Return a module that takes flat sides and scalars and reduces the rows of some values."""
     width = kind.width
     elements = {"F": f"f{width}", "I": f"i{width}", "U": f"ui{width}", "N": "i32", "B": "i1"}
     elements |= {"H": kind.name, "S": "i16"}
@@ -332,7 +332,7 @@ def _module(
 
 
 def _start(letter: str, how: str, width: int) -> str:
-    """Return the number with which reducing elements that are not negative starts."""
+    """Return the start value for a reduction of elements that are not negative."""
     if how == "minimum":
         return str((1 << width) - 1)
     return "0.0" if letter == "F" else "0"

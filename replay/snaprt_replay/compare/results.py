@@ -1,7 +1,7 @@
-"""What a comparison found, as frozen data that can be saved.
+"""The result of a comparison, as frozen data that can be saved.
 
 The two sides are called *expected* (recorded, or a reference: errors are relative to it) and
-*actual* (replayed). ``to_json`` and ``comparison_from_json`` are inverse to each other.
+*actual* (replayed). ``to_json`` and ``comparison_from_json`` are inverses of each other.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Place:
 
     Examples:
         >>> from snaprt import replay
-        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
-        >>> two = replay.NamedArray("loss", np.float32([1.0, 2.5]))
-        >>> place = replay.compare([one], [two]).outputs[0].worst_abs
+        >>> expected = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> actual = replay.NamedArray("loss", np.float32([1.0, 2.5]))
+        >>> place = replay.compare([expected], [actual]).outputs[0].worst_abs
         >>> place.index, place.expected, place.actual
         ((1,), '2.0', '2.5')
     """
@@ -55,14 +55,14 @@ _MOST_NAMES = 3  # of outputs in one sentence
 class SpecialCounts:
     """Elements where a NaN, an infinity or a negative zero is part of the difference.
 
-    Complex numbers count as two elements. The first five make an output a mismatch, the others do
-    not.
+    A complex number counts as two elements. The first five counts make an output a mismatch; the
+    others do not.
 
     Examples:
         >>> from snaprt import replay
-        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
-        >>> two = replay.NamedArray("loss", np.float32([1.0, np.nan]))
-        >>> replay.compare([one], [two]).outputs[0].specials.nan_only_actual
+        >>> expected = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> actual = replay.NamedArray("loss", np.float32([1.0, np.nan]))
+        >>> replay.compare([expected], [actual]).outputs[0].specials.nan_only_actual
         1
     """
 
@@ -88,7 +88,7 @@ class SpecialCounts:
 
     @property
     def confused(self) -> int:
-        """Return how many elements are NaN or infinite on one side and not so on the other."""
+        """Return how many elements are NaN or infinite on one side but not so on the other."""
         return (
             self.nan_only_expected
             + self.nan_only_actual
@@ -107,23 +107,23 @@ class OutputComparison:
         shape: Shape on the expected side (on the actual side where nothing was expected).
         dtype: The dtype's name, from the same side.
         verdict: See `Verdict`.
-        reason: Why, in one sentence; empty if identical.
+        reason: Why it has this verdict, in one sentence; empty if identical.
         elements: Number of elements.
         differing: Elements whose bits differ.
         beyond: Elements beyond tolerance, NaN and Inf confusion included.
-        tolerance: What was allowed.
-        max_abs_error: Largest difference among pairs of finite numbers. For integers exact.
+        tolerance: The tolerance that was allowed.
+        max_abs_error: Largest difference among pairs of finite numbers; exact for integers.
         max_rel_error: Largest ``|actual - expected| / |expected|`` among those with expected != 0.
         max_ulp: Largest distance in ULP among pairs of finite numbers; None for exact types.
-        p99_ulp: 99 in 100 pairs of finite numbers are at most so far apart: exact up to 256 ULP,
-            above that at most 0.8 % too low. Of an output with more than half a million elements
-            that differ, a sample counts.
-        ulp_octaves: Pairs 0, 1, 2-3, 4-7, 8-15, ... ULP apart; ends with the last that occurs.
-            Estimated like `p99_ulp`.
-        cosine: Cosine similarity over the pairs of finite numbers; None where it means nothing
+        p99_ulp: Distance in ULP that 99 in 100 pairs of finite numbers do not exceed: exact up to
+            256 ULP, above that at most 0.8 % too low. Estimated from a sample where more than half
+            a million elements of an output differ.
+        ulp_octaves: Number of pairs 0, 1, 2-3, 4-7, 8-15, ... ULP apart, up to the last that
+            occurs. Estimated like `p99_ulp`.
+        cosine: Cosine similarity over the pairs of finite numbers; None where it is meaningless
             (exact types, a side that is all zero).
         rms: Root mean square of the expected side's finite elements; None for exact types.
-        specials: NaN, Inf and negative zero.
+        specials: Counts of NaN, Inf and negative zero.
         first_difference: The first element whose bits differ.
         worst_abs: Where the largest absolute error is.
         worst_rel: Where the largest relative error is.
@@ -131,9 +131,9 @@ class OutputComparison:
 
     Examples:
         >>> from snaprt import replay
-        >>> one = replay.NamedArray("loss", np.float32([1.0]))
-        >>> two = replay.NamedArray("loss", np.nextafter(one.value, np.float32(2)))
-        >>> output = replay.compare([one], [two]).outputs[0]
+        >>> expected = replay.NamedArray("loss", np.float32([1.0]))
+        >>> actual = replay.NamedArray("loss", np.nextafter(expected.value, np.float32(2)))
+        >>> output = replay.compare([expected], [actual]).outputs[0]
         >>> output.verdict, output.max_ulp
         ('within tolerance', 1)
     """
@@ -168,12 +168,12 @@ class OutputComparison:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """All outputs of one execution, compared.
+    """All outputs of an execution, compared.
 
     Args:
-        outputs: One for each output, in order.
+        outputs: The comparison of each output, in order.
         expected_name: What the expected side is: "recorded", "first run", ...
-        actual_name: What the actual side is.
+        actual_name: What the actual side is: "replayed", ...
 
     Examples:
         >>> from snaprt import replay
@@ -192,21 +192,21 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """Return one sentence for a person."""
-        told = self.nonfinite_in_words()
-        return f"{self._verdict_in_words()}; but {told}" if told else self._verdict_in_words()
+        """Return the comparison in one sentence."""
+        verdict, nonfinite = self._verdict_in_words(), self.nonfinite_in_words()
+        return f"{verdict}; but {nonfinite}" if nonfinite else verdict
 
     def nonfinite_in_words(self) -> str:
-        """Say which outputs are NaN or infinite on both sides; nothing if none is."""
-        told = [output for output in self.outputs if output.specials.on_both_sides]
-        if not told:
+        """Return which outputs are NaN or infinite on both sides, in words; "" if none is."""
+        affected = [output for output in self.outputs if output.specials.on_both_sides]
+        if not affected:
             return ""
-        found = sum(one.specials.on_both_sides for one in told)
-        elements = sum(one.elements for one in told)
+        count = sum(output.specials.on_both_sides for output in affected)
+        elements = sum(output.elements for output in affected)
         return (
-            f"{found} of {elements} elements of "
-            f"{', '.join(one.name for one in told[:_MOST_NAMES])}"
-            f"{', ...' if len(told) > _MOST_NAMES else ''} are NaN or infinite on both sides"
+            f"{count} of {elements} elements of "
+            f"{', '.join(output.name for output in affected[:_MOST_NAMES])}"
+            f"{', ...' if len(affected) > _MOST_NAMES else ''} are NaN or infinite on both sides"
         )
 
     def _verdict_in_words(self) -> str:
@@ -256,10 +256,10 @@ def json_ready(value: Any) -> Any:
 
 
 def comparison_from_json(data: Mapping[str, Any]) -> Comparison:
-    """Read what `to_json` wrote.
+    """Return the comparison that `to_json` saved.
 
     Raises:
-        UsageError: It is something else, or from a newer snaprt.
+        UsageError: The data is something else, or is from a newer snaprt.
 
     Examples:
         >>> from snaprt import replay

@@ -1,9 +1,9 @@
-"""How far two results may lie apart before it is a mismatch.
+"""How far apart two results may be before they are a mismatch.
 
 An element passes if ``|actual - expected| <= atol + rtol * |expected|``, or if the two are at most
-``max_ulp`` representable numbers apart. The defaults serve two *correct* executions of one program
-on different devices or under different flags; docs/explanation/comparison.md gives the reasons
-with the table.
+``max_ulp`` representable numbers apart. The defaults fit two *correct* executions of one program on
+different devices or under different flags; docs/explanation/comparison.md gives the table and its
+reasons.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from snaprt_replay import floatbits
 
 @dataclasses.dataclass(frozen=True)
 class Tolerance:
-    """What one output may differ by.
+    """How much an output may differ.
 
     Args:
         rtol: Relative to the expected element.
         atol: Absolute, in the output's own unit.
         max_ulp: Distance in representable numbers of the output's dtype.
-        origin: Where the three come from, for the reader.
+        origin: Where these values come from, for the reader.
 
     Examples:
         >>> from snaprt import replay
@@ -51,9 +51,9 @@ EXACT = Tolerance(0.0, 0.0, 0, "exact type")
 
 @dataclasses.dataclass(frozen=True)
 class ToleranceRequest:
-    """What the user asked for; None is "not said".
+    """The tolerance that the user requests; None means "not set".
 
-    As soon as one of the three is said, the ones that are not said are zero: ``--max-ulp 4`` alone
+    If at least one of the three is set, those that are not set are zero: ``--max-ulp 4`` alone
     means 4 ULP and nothing else.
 
     Examples:
@@ -78,23 +78,23 @@ class ToleranceRequest:
 
     @property
     def is_default(self) -> bool:
-        """Return True if nothing was asked for."""
+        """Return whether nothing was requested."""
         return self.rtol is None and self.atol is None and self.max_ulp is None
 
 
 EXACTLY: Final = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
-"""Nothing is allowed: outputs are equal bit for bit or differ."""
+"""No tolerance: outputs are equal bit for bit, or they differ."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DefaultTolerance:
     """One row of the table of defaults."""
 
-    largest_epsilon: float  # the row serves dtypes whose machine epsilon is at most this
+    largest_epsilon: float  # the row applies to dtypes whose machine epsilon is at most this
     types: str  # those dtypes, for the reader
     epsilons: float  # rtol, and atol over the output's root mean square, in machine epsilons
     max_ulp: int  # as in `Tolerance`
-    reason: str  # why
+    reason: str  # why these values
 
 
 DEFAULTS = (
@@ -123,7 +123,7 @@ DEFAULTS = (
 
 
 def default_for(dtype: np.dtype) -> DefaultTolerance:
-    """Return the row of `DEFAULTS` that serves a float dtype."""
+    """Return the row of `DEFAULTS` that applies to a float dtype."""
     epsilon = floatbits.epsilon(dtype)
     return next(row for row in DEFAULTS if epsilon <= row.largest_epsilon)
 
@@ -132,7 +132,7 @@ def resolve(request: ToleranceRequest, dtype: np.dtype, rms: float) -> Tolerance
     """Return the tolerance for one output.
 
     Args:
-        request: What the user asked for.
+        request: The tolerance that the user requests.
         dtype: A real float dtype.
         rms: The root mean square of the expected output's finite elements. The default atol is a
             multiple of it: where terms cancel, an element is small but its error is as large as

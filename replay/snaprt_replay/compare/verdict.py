@@ -1,6 +1,6 @@
-"""Judge who is wrong, by a reference and how far rounding moves the outputs.
+"""Judge which side is wrong, by a reference and how far rounding moves the outputs.
 
-The rule is written down in docs/how-to/devices-differ.md, with its reasons.
+docs/how-to/devices-differ.md gives the rule and its reasons.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from snaprt_replay.compare.results import MISMATCH, Comparison, json_ready, to_j
 from snaprt_replay.load.case import NamedArray
 
 LIMIT: Final = 8.0
-"""How many times further from the reference than rounding explains makes a side wrong."""
+"""A side is wrong if it is this many times further from the reference than rounding explains."""
 
 VerdictKind = Literal[
     "A is wrong",
@@ -39,7 +39,7 @@ class OutputDistance:
     # NaN, Inf or an exact value is not what it should be.
     score: float
     beyond: int  # elements whose error is more than `LIMIT` such units
-    specials: int  # those of them that are NaN or infinite, or are not and should be
+    specials: int  # those of them that are wrongly NaN or infinite, or wrongly not
     worst: tuple[int, ...]  # the index of the element with the largest error in these units
     error: float  # its absolute error
     explained: float  # the error that rounding explains there
@@ -58,9 +58,9 @@ class Yardstick:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """What one side gave."""
+    """The results of one side."""
 
-    name: str  # what the user calls the side: the variant's text
+    name: str  # the user's name for the side: the variant's text
     outputs: tuple[np.ndarray, ...] | None  # of its first run; None where it has none
     other_runs: Sequence[tuple[np.ndarray, ...]] = ()  # outputs of further runs that differ from it
     failure: str = ""  # why it has no outputs, in words
@@ -74,7 +74,7 @@ class SideJudgement:
     failure: str = ""  # why there is nothing to judge; empty where there is
     outputs: tuple[OutputDistance, ...] = ()  # its distance to the reference, output by output
     # The largest distance between two of its own runs, in the same units; None where all runs gave
-    # the same bits, or it ran once only.
+    # the same bits, or it ran only once.
     self_score: float | None = None
 
     @property
@@ -84,28 +84,28 @@ class SideJudgement:
 
     @property
     def wrong(self) -> bool:
-        """Return whether it is further from the reference than rounding explains."""
+        """Return whether the side is further from the reference than rounding explains."""
         return any(output.beyond for output in self.outputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """Who is wrong."""
+    """The verdict on two sides, with its reasons."""
 
     kind: VerdictKind  # the verdict
-    sentence: str  # the verdict for a person
+    sentence: str  # the verdict in one sentence
     a: SideJudgement  # the first side
     b: SideJudgement  # the second side
-    reference: str  # the name of what both were measured against; empty where there was none
-    # By how much rounding moves the outputs: the median, over the elements of the output where it
-    # is largest, of what rounding explains, in units in the last place.
+    reference: str  # the name of the reference for both; empty where there was none
+    # How much rounding moves the outputs, in units in the last place: the median, over the elements
+    # of an output, of the error that rounding explains, for the output where it is largest.
     amplification: float | None
-    comparison: Comparison | None  # of A (expected) with B (actual), with the default tolerances
+    comparison: Comparison | None  # of A (expected) and B (actual), with the default tolerances
     notes: tuple[str, ...] = ()  # what else a reader should know
 
     @property
     def found_something(self) -> bool:
-        """Return whether there is something for a person to look at."""
+        """Return whether there is something for the user to look at."""
         return self.kind not in ("within rounding", "ill-conditioned")
 
     def to_json(self) -> dict[str, Any]:
@@ -130,9 +130,9 @@ def judge(
     Args:
         a: The first side.
         b: The second side.
-        yardstick: None where there is no reference, which leaves most questions open.
-        names: What the outputs are called.
-        notes: To pass on.
+        yardstick: The reference; None where there is none, which leaves most questions open.
+        names: The names of the outputs.
+        notes: Notes for the judgement.
     """
     comparison = None
     if a.outputs is not None and b.outputs is not None:
@@ -204,13 +204,13 @@ def distances(
     yardstick: Yardstick,
     names: Sequence[str],
 ) -> tuple[OutputDistance, ...]:
-    """Return the distance of each output from what is expected of it.
+    """Return the distance of each output from its expected value.
 
     Args:
-        outputs: Of one side.
-        expected: The reference's outputs, or those of another run.
-        yardstick: What rounding explains.
-        names: What the outputs are called.
+        outputs: The outputs of one side.
+        expected: The outputs of the reference, or of another run.
+        yardstick: How far rounding moves the outputs.
+        names: The names of the outputs.
     """
     return tuple(
         _distance(name, value, wanted, center, [sample[index] for sample in yardstick.samples])
@@ -242,7 +242,7 @@ def _distance(
     if not scores.size:
         return OutputDistance(name, 0.0, 0, 0, (), 0.0, 0.0)
     worst = int(scores.argmax())
-    # Real and imaginary part of a complex number stand side by side.
+    # The real and the imaginary part of a complex number are adjacent.
     place = worst * value.size // scores.size
     return OutputDistance(
         name=name,
@@ -261,16 +261,16 @@ _Scores = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def _score_floats(
     value: np.ndarray, wanted: np.ndarray, center: np.ndarray, samples: Sequence[np.ndarray]
 ) -> _Scores:
-    """Return score, error, explained error, and whether it is a matter of NaN or Inf, flat."""
+    """Return score, error, explained error, and whether NaN or Inf is the cause, flat."""
     own = _own_type(value.dtype)
     actual, expected, middle = _parts(value), _parts(wanted), _parts(center)
     explained, pattern, settled = _explained(middle, [_parts(sample) for sample in samples], own)
-    # Finite in float64 may well be infinite in the program's type, so both patterns will do.
-    here, there = _pattern(actual), _pattern(_in_type(expected, own))
-    special = (here != there) & (here != pattern) & settled
-    finite = (here == 0) & np.isfinite(expected)
+    # A number that is finite in float64 may be infinite in the program's type: allow both patterns.
+    actual_pattern, expected_pattern = _pattern(actual), _pattern(_in_type(expected, own))
+    special = (actual_pattern != expected_pattern) & (actual_pattern != pattern) & settled
+    finite = (actual_pattern == 0) & np.isfinite(expected)
     errors = np.where(finite, np.abs(actual - expected), 0.0)
-    # A side that is infinite where the reference is only near the type's range is judged above.
+    # A side that is infinite where the reference is only near the type's limit is judged above.
     scores = np.where(errors > 0, errors / explained, 0.0)
     return np.where(special, np.inf, scores), errors, explained, special
 
@@ -278,7 +278,7 @@ def _score_floats(
 def _explained(
     center: np.ndarray, samples: Sequence[np.ndarray], own: np.dtype
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the error that rounding explains, the samples' pattern, and where they agree on it."""
+    """Return the error that rounding explains, the samples' pattern, and where they agree."""
     spread = np.zeros(center.shape)
     pattern = _pattern(samples[0] if samples else _in_type(center, own))
     settled = np.ones(center.shape, np.bool_)
@@ -293,17 +293,17 @@ def _explained(
 
 
 def amplification(yardstick: Yardstick, outputs: Sequence[np.ndarray]) -> float | None:
-    """Return the median of what rounding explains, in ULP, for the output with the largest.
+    """Return the median error that rounding explains, in ULP, for the output with the largest.
 
     The ULP is that of the output's own type at the element, or at the output's root mean square
-    where the element is smaller: near zero a ULP of the element means nothing. All of the output's
-    size is the most that is said. None if no output has a size.
+    where the element is smaller: near zero, a ULP of the element means nothing. The result is at
+    most the output's whole size. None if no output has a size.
 
     Args:
         yardstick: The reference.
-        outputs: Of one side, for their types and shapes.
+        outputs: The outputs of one side, for their types and shapes.
     """
-    found = []
+    medians = []
     for index, value in enumerate(outputs):
         inexact = floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype)
         if inexact and value.size and value.shape == yardstick.center[index].shape:
@@ -316,8 +316,8 @@ def amplification(yardstick: Yardstick, outputs: Sequence[np.ndarray]) -> float 
                 size = np.maximum(size, np.sqrt(np.mean(np.square(size))))
                 moved = float(np.median(explained / (size * floatbits.epsilon(own))))
             if np.isfinite(moved):
-                found.append(min(moved, 1.0 / floatbits.epsilon(own)))
-    return max(found) if found else None
+                medians.append(min(moved, 1.0 / floatbits.epsilon(own)))
+    return max(medians) if medians else None
 
 
 def _own_type(dtype: np.dtype) -> np.dtype:
@@ -325,7 +325,7 @@ def _own_type(dtype: np.dtype) -> np.dtype:
 
 
 def _parts(values: np.ndarray) -> np.ndarray:
-    """Return float64 elements, flat; of complex numbers real and imaginary parts."""
+    """Return flat float64 elements; for complex numbers, their real and imaginary parts."""
     flat = np.ascontiguousarray(values).reshape(-1)
     if floatbits.is_complex(flat.dtype):
         return flat.astype(np.complex128).view(np.float64)
@@ -337,7 +337,7 @@ def _in_type(values: np.ndarray, own: np.dtype) -> np.ndarray:
 
 
 def _pattern(values: np.ndarray) -> np.ndarray:
-    """Return 0 for finite, 1 for NaN, 2 for infinite, 3 for infinite and negative."""
+    """Return 0 for finite, 1 for NaN, 2 for positive and 3 for negative infinity."""
     pattern = np.isnan(values).astype(np.int8)
     pattern[values == np.inf] = 2
     pattern[values == -np.inf] = 3
@@ -389,8 +389,8 @@ def _sentence(
     right = [not side.wrong for side in sides.values()]
     if any(right):
         guilty = wrong[right.index(False)]
-        other = "AB"[right.index(True)]
-        return f"{kind}: {guilty}; {other} is within rounding (score {sides[other].score:.2g})"
+        correct = "AB"[right.index(True)]
+        return f"{kind}: {guilty}; {correct} is within rounding (score {sides[correct].score:.2g})"
     return f"{kind}: {'; '.join(wrong)}"
 
 

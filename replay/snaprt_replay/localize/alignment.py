@@ -1,8 +1,9 @@
-"""Lay out alike what the loops and branches of two programs carry; it must not run any.
+"""Give the state of loops and branches the same layout in two programs; this must not run any.
 
-An edit in a loop can change which of the values around the loop become part of its state, and in
-which order: XLA's converter appends what the body reads, as it comes to it, and moves out what does
-not change any more. Only with one layout can what is inside be compared, and exchanged.
+An edit in a loop can change which of the surrounding values become part of its state, and in which
+order: XLA's converter appends the values that the body reads in the order in which it meets them,
+and moves values out that no longer change. The computations inside can be compared and exchanged
+only if both programs have the same layout.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from snaprt_replay.localize.edits import edits_between
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, Digests, compare
 from snaprt_replay.localize.program import FlatModule, Line
 
-_MOST_DEPTH = 8  # of loops and branches in each other
-_MOST_COPIED = 50  # instructions, so that a value that only one program has is in both
+_MOST_DEPTH = 8  # of nested loops and branches
+_MOST_COPIED = 50  # instructions copied to give one program a value that only the other has
 _PASSED_ON = "get-tuple-element"
 
 _Layout = Sequence[tuple[int | None, int | None]]
-"""For each element of the state the number of the suspect's and of the reference's."""
+"""For each element of the common state, its number in the suspect and in the reference."""
 
 
 def aligned(suspect: FlatModule, reference: FlatModule) -> ComputationDiff:
-    """Compare two programs, with the state of their loops and branches laid out alike.
+    """Compare two programs after giving their loops and branches the same state layout.
 
-    Where a layout cannot be changed, or where fewer operations differ as the two are, as where two
-    values of the state are exchanged, they are compared as they are.
+    Compare them unchanged where a layout cannot be changed, or where fewer operations differ that
+    way, for example because an edit swapped two values of the state.
     """
     as_they_are = compared = compare(suspect.entry, reference.entry)
     for _ in range(_MOST_DEPTH):
         laid_out = None if compared.is_same else _lay_out_alike(compared)
         if laid_out is None:
             break
-        compared = compare(*(one.entry for one in laid_out))
+        compared = compare(*(program.entry for program in laid_out))
     if compared is not as_they_are and all(map(_is_compared_inside, _nested(as_they_are))):
         return min(compared, as_they_are, key=lambda each: len(edits_between(each)))
     return compared
@@ -65,12 +66,12 @@ def _is_compared_inside(compared: ComputationDiff) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """Where a loop or a branch is given what it reads."""
+    """A call of a loop or of a branch: where it gets the values that it reads."""
 
-    line: Line  # where it stands
+    line: Line  # the computation that contains it
     instruction: XlaMessage  # the loop, or the conditional
-    position: int  # of its operands
-    called: tuple[int, ...]  # the ids of the computations that get it
+    position: int  # the index of the operand that is passed
+    called: tuple[int, ...]  # the ids of the computations that receive the operand
 
     @property
     def is_loop(self) -> bool:
@@ -86,14 +87,14 @@ class _Call:
 
     @property
     def elements(self) -> list[int]:
-        """Return the ids of what is passed."""
+        """Return the ids of the values that are passed."""
         return list(self.operand.operand_ids) if self.is_tuple else [self.operand.id]
 
     def parameter(self, number: int) -> XlaMessage:
         return parameters(self.line.program.computations[self.called[number]])[0]
 
     def can_be_laid_out(self) -> bool:
-        """Return whether each element is put in and read by itself, and is one array."""
+        """Return whether each element is one array that is stored and read individually."""
         program = self.line.program
         if self.is_tuple and self.operand.opcode != "tuple":
             return False
@@ -121,20 +122,20 @@ class _Call:
 
 
 def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] | None:
-    """Return both programs, in which the outermost loops and branches have one layout."""
+    """Return both programs with the same layout for the outermost loops and branches."""
     pairs = [
         (each, calls, layout)
         for each in _nested(compared)
         for calls in _changed_calls(each)
         for layout in [_layout(each, *calls)]
-        if any(one != other for one, other in layout)
+        if any(mine != their for mine, their in layout)
     ]
     if not pairs:
         return None
     layouts: dict[tuple[int, ...], _Layout] = {}
-    for _, (one, other), layout in pairs:
-        layouts.setdefault((*one.called, *other.called), layout)
-    made = []
+    for _, (suspect_call, reference_call), layout in pairs:
+        layouts.setdefault((*suspect_call.called, *reference_call.called), layout)
+    programs = []
     for side in (0, 1):
         editing = _Editing(compared.lines[side].program)
         done: set[tuple[int, ...]] = set()
@@ -142,8 +143,8 @@ def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] |
             key = (*calls[0].called, *calls[1].called)
             editing.lay_out(each, calls, side, layouts[key], key not in done)
             done.add(key)
-        made.append(editing.program())
-    return made[0], made[1]
+        programs.append(editing.program())
+    return programs[0], programs[1]
 
 
 def _nested(compared: ComputationDiff) -> Iterator[ComputationDiff]:
@@ -155,10 +156,10 @@ def _nested(compared: ComputationDiff) -> Iterator[ComputationDiff]:
 
 
 def _changed_calls(compared: ComputationDiff) -> Iterator[tuple[_Call, _Call]]:
-    """Yield what loops and branches are given that stand for each other, if it can be laid out."""
+    """Yield pairs of calls that correspond to each other and whose layout can be changed."""
     ours, theirs = compared.lines
-    for one, other in compared.partners.items():
-        pair = ours.by_id[one], theirs.by_id[other]
+    for suspect_id, reference_id in compared.partners.items():
+        pair = ours.by_id[suspect_id], theirs.by_id[reference_id]
         if pair[0].opcode != pair[1].opcode or pair[0].opcode not in STEPPED:
             continue
         calls = [_calls(line, each) for line, each in zip(compared.lines, pair, strict=True)]
@@ -171,15 +172,18 @@ def _calls(line: Line, instruction: XlaMessage) -> list[_Call]:
     called = tuple(instruction.called_computation_ids)
     if instruction.opcode == "while":
         return [_Call(line, instruction, 0, called)]
-    return [_Call(line, instruction, i + 1, (one,)) for i, one in enumerate(called)]
+    return [
+        _Call(line, instruction, i + 1, (computation_id,))
+        for i, computation_id in enumerate(called)
+    ]
 
 
-# --- which element is which ---
+# --- which elements correspond ---
 
 
-def _layout(compared: ComputationDiff, one: _Call, other: _Call) -> _Layout:
-    """Say which elements of two calls are the same: of the same value, or used alike."""
-    calls = (one, other)
+def _layout(compared: ComputationDiff, suspect: _Call, reference: _Call) -> _Layout:
+    """Return which elements of two calls correspond: the same value, or similar uses."""
+    calls = (suspect, reference)
     keys = [
         [(_shape(call, i), digests.values[i]) for i in call.elements]
         for call, digests in zip(calls, compared.digests, strict=True)
@@ -188,22 +192,22 @@ def _layout(compared: ComputationDiff, one: _Call, other: _Call) -> _Layout:
     pairs: dict[int, int] = {}
 
     def pair(is_alike: Callable[[int, int], bool]) -> None:
-        """Pair elements that are alike, those first that are used most alike."""
-        found = sorted(
+        """Pair elements that are alike, starting with those whose uses are most similar."""
+        candidates = sorted(
             (-(uses[0][i] & uses[1][j]).total(), abs(i - j), i, j)
             for i in range(len(keys[0]))
             for j in range(len(keys[1]))
             if i not in pairs and j not in pairs.values() and is_alike(i, j)
         )
-        for *_, i, j in found:
+        for *_, i, j in candidates:
             if i not in pairs and j not in pairs.values():
                 pairs[i] = j
 
     changing = [_changing(call) for call in calls]
     pair(lambda i, j: keys[0][i] == keys[1][j] and (i in changing[0]) == (j in changing[1]))
-    pair(lambda i, j: compared.partners.get(one.elements[i]) == other.elements[j])
+    pair(lambda i, j: compared.partners.get(suspect.elements[i]) == reference.elements[j])
     known = [set[int](), set[int]()]
-    if not one.is_loop:
+    if not suspect.is_loop:
         for side, call in enumerate(calls):
             numbered = enumerate(call.elements)
             known[side] = {i for i, each in numbered if _is_known(compared, each, 1 - side)}
@@ -224,7 +228,7 @@ def _shape(call: _Call, element: int) -> str:
 
 
 def _changing(call: _Call) -> set[int]:
-    """Return which elements of a loop's state change."""
+    """Return which elements of a loop's state an iteration changes."""
     if not call.is_loop:
         return set(range(len(call.elements)))
     body = call.line.program.line(call.called[0])
@@ -232,41 +236,43 @@ def _changing(call: _Call) -> set[int]:
     passed = enumerate(body.by_id[i] for i in body.root.operand_ids)
     return {
         i
-        for i, one in passed
-        if one.opcode != _PASSED_ON or one.tuple_index != i or state not in one.operand_ids
+        for i, element in passed
+        if element.opcode != _PASSED_ON
+        or element.tuple_index != i
+        or state not in element.operand_ids
     }
 
 
 def _uses(call: _Call) -> list[Counter[bytes]]:
-    """Return for each element what is done with it and what it becomes."""
-    found: list[Counter[bytes]] = [Counter() for _ in call.elements]
+    """Return, for each element, the instructions that read it and the one that updates it."""
+    uses: list[Counter[bytes]] = [Counter() for _ in call.elements]
     for number, called in enumerate(call.called):
         line = call.line.program.line(called)
         own = Digests(line).own
         state = call.parameter(number).id
         elements: defaultdict[int, list[int]] = defaultdict(list)
-        for one in line.order:
+        for instruction in line.order:
             if not call.is_tuple:
-                if one.id == state:
-                    elements[one.id].append(0)
-            elif one.opcode == _PASSED_ON and state in one.operand_ids:
-                elements[one.id].append(one.tuple_index)
-        for one in line.order:
-            for read in one.operand_ids:
+                if instruction.id == state:
+                    elements[instruction.id].append(0)
+            elif instruction.opcode == _PASSED_ON and state in instruction.operand_ids:
+                elements[instruction.id].append(instruction.tuple_index)
+        for instruction in line.order:
+            for read in instruction.operand_ids:
                 for element in elements.get(read, ()):
-                    if one.id != line.root.id or not call.is_loop:
-                        found[element][own[one.id]] += 1
+                    if instruction.id != line.root.id or not call.is_loop:
+                        uses[element][own[instruction.id]] += 1
         if call.is_loop and number == 0:
-            for element, one_id in enumerate(line.root.operand_ids):
-                found[element][own[one_id]] += 1
-    return found
+            for element, instruction_id in enumerate(line.root.operand_ids):
+                uses[element][own[instruction_id]] += 1
+    return uses
 
 
 # --- the edit ---
 
 
 class _Editing:
-    """A copy of a program in which layouts change."""
+    """A copy of a program in which layouts are changed."""
 
     def __init__(self, program: FlatModule) -> None:
         self.source = program
@@ -293,13 +299,13 @@ class _Editing:
         layout: _Layout,
         with_called: bool,
     ) -> None:
-        """Lay out one call, and what it calls unless that is done already."""
-        call, other = calls[side], calls[not side]
+        """Change the layout of one call and, if `with_called`, of the computations it calls."""
+        call, other_call = calls[side], calls[not side]
         numbers = [pair[side] for pair in layout]
         shapes = [
             next(
-                one.line.by_id[one.elements[number]].shape
-                for one, number in ((call, pair[side]), (other, pair[not side]))
+                owner.line.by_id[owner.elements[number]].shape
+                for owner, number in ((call, pair[side]), (other_call, pair[not side]))
                 if number is not None
             )
             for pair in layout
@@ -308,7 +314,7 @@ class _Editing:
         computation = self.computations[call.line.computation.id]
         by_id = _by_id(computation.instructions)
         instruction = by_id[call.instruction.id]
-        made: list[XlaMessage] = []
+        created: list[XlaMessage] = []
         operands = []
         for pair, shape in zip(layout, shapes, strict=True):
             mine, their = pair[side], pair[not side]
@@ -317,18 +323,20 @@ class _Editing:
                 continue
             assert their is not None
             added: list[XlaMessage] = []
-            found = self._like(compared, other.elements[their], side, added)
-            if found is None or _depends_on(found, instruction.id, {**by_id, **_by_id(added)}):
+            element_id = self._like(compared, other_call.elements[their], side, added)
+            if element_id is None or _depends_on(
+                element_id, instruction.id, {**by_id, **_by_id(added)}
+            ):
                 added = self._zeros(shape, call.operand)
-                found = added[-1].id
-            made += added
-            operands.append({**by_id, **_by_id(added)}[found])
-        made.append(self.editor.new("tuple", state, operands, like=call.operand))
-        instruction.operand_ids[call.position] = made[-1].id
+                element_id = added[-1].id
+            created += added
+            operands.append({**by_id, **_by_id(added)}[element_id])
+        created.append(self.editor.new("tuple", state, operands, like=call.operand))
+        instruction.operand_ids[call.position] = created[-1].id
         if call.is_loop:
             instruction.shape.CopyFrom(state)
             _renumber(computation, instruction.id, numbers)
-        self._insert(computation, made)
+        self._insert(computation, created)
         for number, called in enumerate(call.called if with_called else ()):
             self._take(call, number, self.computations[called], state, numbers)
 
@@ -340,7 +348,7 @@ class _Editing:
         state: XlaMessage,
         numbers: Sequence[int | None],
     ) -> None:
-        """Let a called computation read, and a loop's body give, the new layout."""
+        """Make a called computation read, and a loop's body return, the new layout."""
         parameter = next(
             instruction
             for instruction in computation.instructions
@@ -348,12 +356,12 @@ class _Editing:
         )
         old_shape = copy_of(parameter.shape)
         parameter.shape.CopyFrom(state)
-        made: list[XlaMessage] = []
+        created: list[XlaMessage] = []
         if call.is_tuple:
             _renumber(computation, parameter.id, numbers)
         else:
             element = self._element(parameter, old_shape, numbers.index(0))
-            made.append(element)
+            created.append(element)
             for instruction in computation.instructions:
                 instruction.operand_ids[:] = [
                     element.id if i == parameter.id else i for i in instruction.operand_ids
@@ -366,53 +374,59 @@ class _Editing:
                 for instruction in computation.instructions
                 if instruction.id == computation.root_id
             )
-            given: list[int] = []
+            elements: list[int] = []
             for position, old in enumerate(numbers):
                 if old is not None:
-                    given.append(root.operand_ids[old])
+                    elements.append(root.operand_ids[old])
                     continue
-                made.append(self._element(parameter, state.tuple_shapes[position], position))
-                given.append(made[-1].id)
-            root.operand_ids[:] = given
+                created.append(self._element(parameter, state.tuple_shapes[position], position))
+                elements.append(created[-1].id)
+            root.operand_ids[:] = elements
             root.shape.CopyFrom(state)
             computation.program_shape.result.CopyFrom(state)
         computation.program_shape.parameters[0].CopyFrom(state)
-        self._insert(computation, made)
+        self._insert(computation, created)
 
     def _like(
-        self, compared: ComputationDiff, element: int, side: int, made: list[XlaMessage]
+        self, compared: ComputationDiff, element: int, side: int, copies: list[XlaMessage]
     ) -> int | None:
-        """Return the id of what has the value of an element of the other side.
+        """Return the id of the instruction that has the value of an element of the other side.
 
-        What is not there is copied from the other side and added to ``made``, if it calls nothing.
+        Where there is none, copy it from the other side and add the copies to ``copies``, unless it
+        calls a computation.
         """
         known = _of_value(compared, element, side)
         if known is not None:
             return known
-        one = compared.lines[not side].by_id[element]
-        if one.opcode == "parameter" or one.called_computation_ids or len(made) > _MOST_COPIED:
+        original = compared.lines[not side].by_id[element]
+        if (
+            original.opcode == "parameter"
+            or original.called_computation_ids
+            or len(copies) > _MOST_COPIED
+        ):
             return None
-        operands = [self._like(compared, each, side, made) for each in one.operand_ids]
-        copy = copy_of(one)
-        copy.id = self.editor.new_id(one)
-        copy.name = f"{one.name}.copy.{copy.id}"
+        operands = [self._like(compared, each, side, copies) for each in original.operand_ids]
+        copy = copy_of(original)
+        copy.id = self.editor.new_id(original)
+        copy.name = f"{original.name}.copy.{copy.id}"
         copy.ClearField("metadata")  # its stack frame is another program's
         copy.ClearField("control_predecessor_ids")
         for index, each in enumerate(operands):
             if each is None:
                 return None
             copy.operand_ids[index] = each
-        made.append(copy)
+        copies.append(copy)
         return copy.id
 
     def _element(self, state: XlaMessage, shape: XlaMessage, position: int) -> XlaMessage:
-        made = copy_of(self.element)  # what XLA writes beside, however empty, is part of a digest
+        # A digest covers whatever else XLA writes in the message, even an empty field.
+        element = copy_of(self.element)
         like = self.editor.new(_PASSED_ON, shape, [state], like=state)
-        made.MergeFrom(like)
-        made.shape.CopyFrom(shape)
-        made.operand_ids[:] = [state.id]
-        made.tuple_index = position
-        return made
+        element.MergeFrom(like)
+        element.shape.CopyFrom(shape)
+        element.operand_ids[:] = [state.id]
+        element.tuple_index = position
+        return element
 
     def _zeros(self, shape: XlaMessage, like: XlaMessage) -> list[XlaMessage]:
         scalar = array_shape(dtype_of(shape), ())
@@ -420,9 +434,9 @@ class _Editing:
         zero.literal.CopyFrom(array_to_literal(np.zeros((), dtype_of(shape))))
         return [zero, self.editor.new("broadcast", shape, [zero], like=like)]
 
-    def _insert(self, computation: XlaMessage, made: Sequence[XlaMessage]) -> None:
-        """Add instructions, and bring all in an order in which operands come first."""
-        everything = _by_id([*computation.instructions, *made])
+    def _insert(self, computation: XlaMessage, created: Sequence[XlaMessage]) -> None:
+        """Add instructions, and sort all of them so that operands come first."""
+        everything = _by_id([*computation.instructions, *created])
         ordered: dict[int, None] = {}
         for first in everything:
             waiting = [first]
@@ -432,7 +446,7 @@ class _Editing:
                     waiting += missing
                 else:
                     ordered[waiting.pop()] = None
-        set_instructions(computation, (everything[one] for one in ordered))
+        set_instructions(computation, (everything[instruction_id] for instruction_id in ordered))
 
 
 def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]) -> None:
@@ -443,27 +457,33 @@ def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]
 
 
 def _of_value(compared: ComputationDiff, element: int, side: int) -> int | None:
-    """Return what one side computes of the value that an element has on the other."""
+    """Return the instruction of one side that has the value of an element of the other."""
     partners = compared.partners if side else compared.partners_back
     if compared.lines[not side].by_id[element].opcode == "parameter":
-        return partners.get(element)  # read or not
+        return partners.get(element)  # whether or not anything reads it
     value = compared.digests[not side].values[element]
     values = compared.digests[side].values
-    found = (one.id for one in compared.lines[side].order if values[one.id] == value)
-    return next(found, None)
+    matches = (
+        instruction.id
+        for instruction in compared.lines[side].order
+        if values[instruction.id] == value
+    )
+    return next(matches, None)
 
 
 def _is_known(compared: ComputationDiff, element: int, side: int) -> bool:
-    """Return whether the value of an element of the other side can be had on this one."""
+    """Return whether this side can obtain the value of an element of the other side."""
     if _of_value(compared, element, side) is not None:
         return True
-    one = compared.lines[not side].by_id[element]
-    return one.opcode == _PASSED_ON and _is_known(compared, one.operand_ids[0], side)
+    instruction = compared.lines[not side].by_id[element]
+    return instruction.opcode == _PASSED_ON and _is_known(
+        compared, instruction.operand_ids[0], side
+    )
 
 
-def _by_id(found: Sequence[XlaMessage]) -> dict[int, XlaMessage]:
-    return {one.id: one for one in found}
+def _by_id(sequence: Sequence[XlaMessage]) -> dict[int, XlaMessage]:
+    return {instruction.id: instruction for instruction in sequence}
 
 
-def _depends_on(one: int, other: int, by_id: Mapping[int, XlaMessage]) -> bool:
-    return other in reached([one], lambda each: by_id[each].operand_ids)
+def _depends_on(instruction_id: int, operand_id: int, by_id: Mapping[int, XlaMessage]) -> bool:
+    return operand_id in reached([instruction_id], lambda each: by_id[each].operand_ids)

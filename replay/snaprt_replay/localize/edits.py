@@ -1,9 +1,10 @@
 """The operations in which two programs differ: list them, exchange them, prove which matter.
 
-An edit is what has to be exchanged together: an instruction that another one stands for, or several
-where one of the two programs has more, or where shapes differ. A function that is called in several
-places is one operation each time. Edits are at fault if the difference of the results goes once
-they are in the suspect's program as the reference has them: of several, the fewest that it takes.
+An edit is a set of instructions that must be exchanged together: one instruction and its partner,
+or several where one of the two programs has more instructions or where shapes differ. A function
+that is called in several places is a single operation in all of them. Edits are at fault if the
+results no longer differ after these instructions in the suspect's program are replaced by the
+reference's; of several such sets, the smallest counts.
 """
 
 from __future__ import annotations
@@ -28,32 +29,32 @@ from snaprt_replay.localize.program import NO_WORK, FlatModule, Line
 from snaprt_replay.localize.session import Order, Session, Side, Values
 
 RESULT = -1
-"""In place of an instruction: what of a computation its result is."""
+"""In place of an instruction's id: which instruction is the result of the computation."""
 
 
 class Exchange(NamedTuple):
-    """An instruction of the suspect to be taken as its partner in the reference is."""
+    """An instruction of the suspect to be replaced by its partner in the reference."""
 
-    computations: tuple[int, int]  # the ids of the computations that they are in
+    computations: tuple[int, int]  # the ids of the computations that contain the two
     instruction: int  # the suspect's id, or `RESULT`
 
 
 class CannotCombineError(SnaprtError):
-    """The two programs cannot be mixed so: it would go round in a circle."""
+    """The two programs cannot be combined this way: an instruction would depend on itself."""
 
 
 def exchange_of(compared: ComputationDiff, instruction: int) -> Exchange:
-    """Return the pair that an instruction of the suspect is one of."""
+    """Return the exchange of an instruction of the suspect."""
     ours, theirs = compared.lines
     return Exchange((ours.computation.id, theirs.computation.id), instruction)
 
 
 def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatModule:
-    """Return the suspect's program with the pairs of `taken` as the reference has them.
+    """Return the suspect's program with the instructions in `taken` replaced by the reference's.
 
     Args:
         compared: The two programs' entry computations.
-        taken: Pairs of it, and of the computations in it.
+        taken: Exchanges in these computations and in those that they call.
 
     Raises:
         CannotCombineError: There is no such program.
@@ -62,9 +63,9 @@ def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatMo
 
 
 class _Key(NamedTuple):
-    """An instruction of the program that is made."""
+    """An instruction of the combined program."""
 
-    # ``suspect``, ``reference``, or ``kept`` for one of the suspect's with all it reads.
+    # ``suspect``, ``reference``, or ``kept`` for the suspect's instruction with all that it reads.
     source: str
     instruction: int  # its id there
 
@@ -86,17 +87,17 @@ class _Making:
         self.module = module
 
     def _combine(self, compared: ComputationDiff) -> int:
-        """Add a computation made of two; return its id."""
+        """Add a computation combined from two; return its id."""
         ours, _ = compared.lines
-        made = _ordered(compared, self.taken)
+        keys = _ordered(compared, self.taken)
         called = {
             key: self._called(compared, key)
-            for key in made
+            for key in keys
             if _found(compared, key).called_computation_ids
         }
         computation = self._started(ours.computation)
         ids: dict[_Key, int] = {}
-        for key in made:
+        for key in keys:
             copy = self._copied(_found(compared, key), key.source == "reference")
             operands = _operands(compared, self.taken, key)
             copy.operand_ids[:] = [ids[operand] for operand in operands]
@@ -109,17 +110,17 @@ class _Making:
 
     def _called(self, compared: ComputationDiff, key: _Key) -> list[int]:
         ours, theirs = compared.lines
-        one = key.instruction
+        suspect_id = key.instruction
         if key.source == "reference":
-            one = compared.partners_back.get(one, -1)
-        if key.source != "kept" and one in compared.inside:
-            return [self._combine(each) for each in compared.inside[one]]
+            suspect_id = compared.partners_back.get(suspect_id, -1)
+        if key.source != "kept" and suspect_id in compared.inside:
+            return [self._combine(each) for each in compared.inside[suspect_id]]
         line = theirs if key.source == "reference" else ours
         ids = line.by_id[key.instruction].called_computation_ids
         return [self._copy(line.program, each) for each in ids]
 
     def _copy(self, program: FlatModule, computation_id: int) -> int:
-        """Add a computation as it is; return its id."""
+        """Add an unchanged copy of a computation; return its id."""
         known = (id(program), computation_id)
         if known not in self.copied:
             source = program.computations[computation_id]
@@ -129,12 +130,12 @@ class _Making:
             ]
             computation = self._started(source)
             ids: dict[int, int] = {}
-            for one, inside in zip(source.instructions, called, strict=True):
-                copy = self._copied(one, True)
-                copy.operand_ids[:] = [ids[each] for each in one.operand_ids]
+            for instruction, inside in zip(source.instructions, called, strict=True):
+                copy = self._copied(instruction, True)
+                copy.operand_ids[:] = [ids[each] for each in instruction.operand_ids]
                 copy.called_computation_ids[:] = inside
                 computation.instructions.append(copy)
-                ids[one.id] = copy.id
+                ids[instruction.id] = copy.id
             computation.root_id = ids[source.root_id]
             self.computations.append(computation)
             self.copied[known] = computation.id
@@ -147,9 +148,9 @@ class _Making:
         computation.id = self._new_id()
         return computation
 
-    def _copied(self, one: XlaMessage, without_source: bool) -> XlaMessage:
-        copy = copy_of(one)
-        copy.name, copy.id = take_name(one.name, self.names, ".s"), self._new_id()
+    def _copied(self, instruction: XlaMessage, without_source: bool) -> XlaMessage:
+        copy = copy_of(instruction)
+        copy.name, copy.id = take_name(instruction.name, self.names, ".s"), self._new_id()
         copy.ClearField("control_predecessor_ids")
         if without_source:  # its stack frame is another program's
             copy.ClearField("metadata")
@@ -171,23 +172,26 @@ def _root(compared: ComputationDiff, taken: frozenset[Exchange]) -> _Key:
     return _mixed(compared, taken, ours.root.id)
 
 
-def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], other: int) -> _Key:
-    """Return what stands for an instruction of the reference."""
-    if other in compared.partners_back:
-        return _mixed(compared, taken, compared.partners_back[other])
-    like = compared.by_value.get(compared.digests[1].values[other])
-    return _Key("reference", other) if like is None else _Key("kept", like)
+def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], reference_id: int) -> _Key:
+    """Return the instruction that takes the place of an instruction of the reference."""
+    if reference_id in compared.partners_back:
+        return _mixed(compared, taken, compared.partners_back[reference_id])
+    like = compared.by_value.get(compared.digests[1].values[reference_id])
+    return _Key("reference", reference_id) if like is None else _Key("kept", like)
 
 
-def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], one: int) -> _Key:
-    """Return what stands for an instruction of the suspect."""
-    if exchange_of(compared, one) in taken:
-        return _Key("reference", compared.partners[one])
-    if compared.lines[0].by_id[one].opcode == "parameter":
-        return _Key("kept", one)
-    if one not in compared.partners and compared.digests[0].values[one] in compared.values_there:
-        return _Key("kept", one)
-    return _Key("suspect", one)
+def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], suspect_id: int) -> _Key:
+    """Return the instruction that takes the place of an instruction of the suspect."""
+    if exchange_of(compared, suspect_id) in taken:
+        return _Key("reference", compared.partners[suspect_id])
+    if compared.lines[0].by_id[suspect_id].opcode == "parameter":
+        return _Key("kept", suspect_id)
+    if (
+        suspect_id not in compared.partners
+        and compared.digests[0].values[suspect_id] in compared.values_there
+    ):
+        return _Key("kept", suspect_id)
+    return _Key("suspect", suspect_id)
 
 
 def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) -> list[_Key]:
@@ -201,49 +205,49 @@ def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) 
     beside: Sequence[int] = ()
     if partner is not None:
         beside = (ours if is_theirs else theirs).by_id[partner].operand_ids
-    found = []
+    operands = []
     for index, each in enumerate(read):
-        other = beside[index] if index < len(beside) else None
-        one, their = (other, each) if is_theirs else (each, other)
-        if one is not None and their is not None and compared.has_same_value(one, their):
-            found.append(_Key("kept", one))
+        counterpart = beside[index] if index < len(beside) else None
+        mine, their = (counterpart, each) if is_theirs else (each, counterpart)
+        if mine is not None and their is not None and compared.has_same_value(mine, their):
+            operands.append(_Key("kept", mine))
         elif not is_theirs:
-            found.append(_mixed(compared, taken, each))
+            operands.append(_mixed(compared, taken, each))
         else:
-            found.append(_theirs(compared, taken, each))
-    return found
+            operands.append(_theirs(compared, taken, each))
+    return operands
 
 
 def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key]:
-    """Return the parameters, and what the result depends on, operands first."""
+    """Return the parameters and all instructions that the result needs, operands first."""
     first = [
         _Key("kept", instruction.id)
         for instruction in compared.lines[0].computation.instructions
         if instruction.opcode == "parameter"
     ]
-    made: dict[_Key, None] = dict.fromkeys(first)
+    ordered: dict[_Key, None] = dict.fromkeys(first)
     open_: set[_Key] = set()
 
     def operands(key: _Key) -> Iterator[_Key]:
         return iter(_operands(compared, taken, key))
 
     root = _root(compared, taken)
-    waiting = [] if root in made else [(root, operands(root))]
+    waiting = [] if root in ordered else [(root, operands(root))]
     open_.add(root)
     while waiting:
-        key, rest = waiting[-1]
-        for each in rest:
+        key, pending = waiting[-1]
+        for each in pending:
             if each in open_:
                 raise CannotCombineError("the two programs order their operations differently")
-            if each not in made:
+            if each not in ordered:
                 open_.add(each)
                 waiting.append((each, operands(each)))
                 break
         else:
             waiting.pop()
             open_.discard(key)
-            made[key] = None
-    return list(made)
+            ordered[key] = None
+    return list(ordered)
 
 
 _GROUPING = frozenset({"tuple", "get-tuple-element"})
@@ -256,7 +260,7 @@ class Edit:
 
     pairs: frozenset[Exchange]  # what to take from the reference to undo it
     places: tuple[InstructionPlace, ...]  # the suspect's instructions that differ
-    reasons: tuple[str, ...]  # in which way, for each of them
+    reasons: tuple[str, ...]  # how each of them differs
 
 
 class _Node(NamedTuple):
@@ -268,18 +272,18 @@ class _Node(NamedTuple):
 
 
 class _Joined:
-    """Sets of nodes that grow together."""
+    """Disjoint sets of nodes that can be joined."""
 
     def __init__(self) -> None:
         self._above: dict[Hashable, Hashable] = {}
 
-    def find(self, one: Hashable) -> Hashable:
-        while self._above.setdefault(one, one) != one:
-            one = self._above[one]
-        return one
+    def find(self, node: Hashable) -> Hashable:
+        while self._above.setdefault(node, node) != node:
+            node = self._above[node]
+        return node
 
-    def join(self, one: Hashable, other: Hashable) -> None:
-        self._above[self.find(one)] = self.find(other)
+    def join(self, first: Hashable, second: Hashable) -> None:
+        self._above[self.find(first)] = self.find(second)
 
 
 def edits_between(compared: ComputationDiff) -> list[Edit]:
@@ -298,10 +302,10 @@ def edits_between(compared: ComputationDiff) -> list[Edit]:
 def _nested(
     compared: ComputationDiff, frame: tuple[str, ...]
 ) -> Iterator[tuple[ComputationDiff, tuple[str, ...]]]:
-    """Yield a comparison and those in it, with the loops and branches around."""
+    """Yield a comparison and those nested in it, with the enclosing loops and branches."""
     yield compared, frame
-    for one, inside in compared.inside.items():
-        instruction = compared.lines[0].by_id[one]
+    for instruction_id, inside in compared.inside.items():
+        instruction = compared.lines[0].by_id[instruction_id]
         for number, each in enumerate(inside):
             if not each.is_same:
                 yield from _nested(each, (*frame, _name_inside(instruction, number)))
@@ -314,32 +318,35 @@ def _name_inside(instruction: XlaMessage, number: int) -> str:
 
 
 def _differing(compared: ComputationDiff, joined: _Joined) -> Iterator[_Node]:
-    """Yield the instructions that differ themselves, or read otherwise, joined into edits."""
+    """Yield the instructions that differ or read different values, joined into edits."""
     ours, theirs = compared.lines
     back, here = compared.partners_back, (ours.computation.id, theirs.computation.id)
 
     def node(side: int, instruction: int) -> _Node:
         return _Node(side, here, instruction)
 
-    for one in ours.order:
-        is_known = one.id not in compared.partners and _known_there(compared, one.id)
-        if is_known or one.opcode == "parameter":
+    for instruction in ours.order:
+        is_known = instruction.id not in compared.partners and _known_there(
+            compared, instruction.id
+        )
+        if is_known or instruction.opcode == "parameter":
             continue
-        other = compared.partners.get(one.id)
-        own = node(0, one.id)
-        if other is None:
+        reference_id = compared.partners.get(instruction.id)
+        own = node(0, instruction.id)
+        if reference_id is None:
             yield own
         elif not (
-            compared.has_same_content(one.id, other) and compared.reads_the_same(one.id, other)
+            compared.has_same_content(instruction.id, reference_id)
+            and compared.reads_the_same(instruction.id, reference_id)
         ):
             yield own
-            for each in theirs.by_id[other].operand_ids:
+            for each in theirs.by_id[reference_id].operand_ids:
                 if each not in back and not _known_here(compared, each):
                     joined.join(own, node(1, each))
-        origin = ours.program.origins.get(one.id)
+        origin = ours.program.origins.get(instruction.id)
         if origin is not None:
             joined.join(own, ("origin", origin))
-        for each in one.operand_ids:
+        for each in instruction.operand_ids:
             partner = compared.partners.get(each)
             is_extra = partner is None and not _known_there(compared, each)
             if is_extra or (partner is not None and _reshaped(ours, theirs, each, partner)):
@@ -350,24 +357,24 @@ def _differing(compared: ComputationDiff, joined: _Joined) -> Iterator[_Node]:
         yield node(0, RESULT)
         joined.join(node(0, RESULT), node(0, ours.root.id))
         joined.join(node(0, RESULT), node(1, theirs.root.id))
-    for one in theirs.order:
-        if one.id in back or _known_here(compared, one.id):
+    for instruction in theirs.order:
+        if instruction.id in back or _known_here(compared, instruction.id):
             continue
-        for each in one.operand_ids:
+        for each in instruction.operand_ids:
             if each not in back and not _known_here(compared, each):
-                joined.join(node(1, one.id), node(1, each))
+                joined.join(node(1, instruction.id), node(1, each))
 
 
-def _known_there(compared: ComputationDiff, one: int) -> bool:
-    return compared.digests[0].values[one] in compared.values_there
+def _known_there(compared: ComputationDiff, suspect_id: int) -> bool:
+    return compared.digests[0].values[suspect_id] in compared.values_there
 
 
-def _known_here(compared: ComputationDiff, other: int) -> bool:
-    return compared.digests[1].values[other] in compared.by_value
+def _known_here(compared: ComputationDiff, reference_id: int) -> bool:
+    return compared.digests[1].values[reference_id] in compared.by_value
 
 
-def _reshaped(ours: Line, theirs: Line, one: int, other: int) -> bool:
-    return shape_text(ours.by_id[one].shape) != shape_text(theirs.by_id[other].shape)
+def _reshaped(ours: Line, theirs: Line, suspect_id: int, reference_id: int) -> bool:
+    return shape_text(ours.by_id[suspect_id].shape) != shape_text(theirs.by_id[reference_id].shape)
 
 
 _Member = tuple[_Node, ComputationDiff, tuple[str, ...]]
@@ -379,7 +386,7 @@ def _edit(members: Sequence[_Member]) -> Edit:
         for node, compared, _ in members
         if node.instruction == RESULT or node.instruction in compared.partners
     )
-    members = [one for one in members if one[0].instruction != RESULT] or [
+    members = [member for member in members if member[0].instruction != RESULT] or [
         (node._replace(instruction=compared.lines[0].root.id), compared, frame)
         for node, compared, frame in members
     ]
@@ -398,21 +405,23 @@ def _instruction(member: _Member) -> XlaMessage:
 
 
 def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
-    """Return what differs itself; else what was taken out, or what reads something else."""
+    """Return the changed instructions; else the removed ones or those with other operands."""
     own = [member for member in members if _partner(member) is not None and _is_changed(member)]
     extra = [member for member in members if _partner(member) is None]
     reading = [
         member for member in members if _partner(member) is not None and not _is_changed(member)
     ]
-    working = [one for one in extra if _works(one)]
-    sources = {one[1].lines[0].program.origins.get(_id(one), _id(one)) for one in working}
-    if len(sources) == 1 and reading and all(_is_passed_by(one, working) for one in reading):
+    working = [member for member in extra if _works(member)]
+    sources = {
+        member[1].lines[0].program.origins.get(_id(member), _id(member)) for member in working
+    }
+    if len(sources) == 1 and reading and all(_is_passed_by(member, working) for member in reading):
         reading = working
-    elif working and all(_instruction(one).opcode in _GROUPING for one in reading):
-        # A tuple does nothing: what it no longer holds is what became something else.
+    elif working and all(_instruction(member).opcode in _GROUPING for member in reading):
+        # A tuple computes nothing: the value that it no longer contains is the one that changed.
         reading = reading if all(map(_reads_known, reading)) else working[-1:]
-    found = own or reading or extra
-    return [one for one in found if _instruction(one).opcode not in _GROUPING] or found
+    named = own or reading or extra
+    return [member for member in named if _instruction(member).opcode not in _GROUPING] or named
 
 
 def _partner(member: _Member) -> int | None:
@@ -421,18 +430,18 @@ def _partner(member: _Member) -> int | None:
 
 
 def _is_changed(member: _Member) -> bool:
-    """Return whether the instruction itself differs from its partner, not only what it reads."""
+    """Return whether the instruction itself differs from its partner, not just its operands."""
     node, compared, _ = member
     return not compared.has_same_content(node.instruction, compared.partners[node.instruction])
 
 
 def _reads_known(reader: _Member) -> bool:
-    """Return whether all that the partner reads is in the suspect's program too."""
-    compared, other = reader[1], _partner(reader)
-    assert other is not None
+    """Return whether the suspect's program has everything that the partner reads."""
+    compared, reference_id = reader[1], _partner(reader)
+    assert reference_id is not None
     return all(
         each in compared.partners_back or _known_here(compared, each)
-        for each in compared.lines[1].by_id[other].operand_ids
+        for each in compared.lines[1].by_id[reference_id].operand_ids
     )
 
 
@@ -446,28 +455,28 @@ def _id(member: _Member) -> int:
 
 
 def _is_passed_by(reader: _Member, taken_out: Sequence[_Member]) -> bool:
-    """Return whether the reference reads directly what one instruction more stands before here."""
+    """Return whether the partner reads directly what a removed instruction reads here."""
     compared = reader[1]
-    other = _partner(reader)
-    assert other is not None
-    read = compared.lines[1].by_id[other].operand_ids
-    before = [each for one in taken_out for each in _instruction(one).operand_ids]
+    reference_id = _partner(reader)
+    assert reference_id is not None
+    read = compared.lines[1].by_id[reference_id].operand_ids
+    before = [each for member in taken_out for each in _instruction(member).operand_ids]
     return any(
-        compared.has_same_value(one, each) or compared.partners.get(one) == each
-        for one in before
+        compared.has_same_value(operand, each) or compared.partners.get(operand) == each
+        for operand in before
         for each in read
     )
 
 
 def _place(member: _Member) -> InstructionPlace:
-    """Describe an instruction; what is made of constants has the source of its reader."""
+    """Describe an instruction; one computed from constants gets the source of its reader."""
     node, compared, frame = member
     line = compared.lines[0]
     place = line.place(line.by_id[node.instruction], frame)
     read = node.instruction
     while _is_constant(line, read):
-        readers = [one for one in line.order if read in one.operand_ids]
-        changed = (one for one in readers if not _known_there(compared, one.id))
+        readers = [instruction for instruction in line.order if read in instruction.operand_ids]
+        changed = (reader for reader in readers if not _known_there(compared, reader.id))
         reader = next(changed, readers[0] if readers else None)
         if reader is None:
             break
@@ -476,13 +485,13 @@ def _place(member: _Member) -> InstructionPlace:
     return place
 
 
-def _is_constant(line: Line, instruction: int) -> bool:
-    """Return whether it is a constant, or made of constants: XLA keeps no metadata of these."""
-    one = line.by_id[instruction]
-    if one.opcode == "constant":
+def _is_constant(line: Line, instruction_id: int) -> bool:
+    """Return whether it is computed from constants alone: XLA keeps no metadata of these."""
+    instruction = line.by_id[instruction_id]
+    if instruction.opcode == "constant":
         return True
-    read = one.operand_ids
-    return bool(read) and instruction in line.free and all(_is_constant(line, i) for i in read)
+    read = instruction.operand_ids
+    return bool(read) and instruction_id in line.free and all(_is_constant(line, i) for i in read)
 
 
 def _reason(member: _Member) -> str:
@@ -491,19 +500,19 @@ def _reason(member: _Member) -> str:
     other_id = compared.partners.get(node.instruction)
     if other_id is None:
         return "is not in the reference"
-    one, other = ours.by_id[node.instruction], theirs.by_id[other_id]
-    told = list(_attributes(content_of(one), content_of(other)))
-    if not told and not compared.has_same_content(one.id, other.id):
-        told = list(_called(compared, one, other)) or ["its attributes differ"]
-    if not told:
-        told = list(_reads(compared, one, other))
-    return "; ".join(told)
+    suspect, reference = ours.by_id[node.instruction], theirs.by_id[other_id]
+    reasons = list(_attributes(content_of(suspect), content_of(reference)))
+    if not reasons and not compared.has_same_content(suspect.id, reference.id):
+        reasons = list(_called(compared, suspect, reference)) or ["its attributes differ"]
+    if not reasons:
+        reasons = list(_reads(compared, suspect, reference))
+    return "; ".join(reasons)
 
 
-def _attributes(one: XlaMessage, other: XlaMessage) -> Iterator[str]:
-    fields = {field.name for each in (one, other) for field, _ in each.ListFields()}
+def _attributes(suspect: XlaMessage, reference: XlaMessage) -> Iterator[str]:
+    fields = {field.name for each in (suspect, reference) for field, _ in each.ListFields()}
     for name in sorted(fields, key=lambda each: (each != "opcode", each)):
-        mine, theirs = getattr(one, name), getattr(other, name)
+        mine, theirs = getattr(suspect, name), getattr(reference, name)
         if mine == theirs:
             continue
         if name == "literal":
@@ -518,9 +527,9 @@ def _short(value: object) -> str:
     return cut(" ".join(str(value).split()) or "none", _LONGEST)
 
 
-def _literals(one: XlaMessage, other: XlaMessage) -> str:
+def _literals(suspect: XlaMessage, reference: XlaMessage) -> str:
     try:
-        mine, theirs = literal_to_array(one), literal_to_array(other)
+        mine, theirs = literal_to_array(suspect), literal_to_array(reference)
     except SnapshotError:
         return "a different constant"
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
@@ -533,25 +542,26 @@ def _literals(one: XlaMessage, other: XlaMessage) -> str:
     return f"constant {mine[first]}{at}, {theirs[first]} in the reference"
 
 
-def _called(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
-    """Tell how the computations that two instructions call differ."""
-    if one.opcode in STEPPED:
+def _called(compared: ComputationDiff, suspect: XlaMessage, reference: XlaMessage) -> Iterator[str]:
+    """Yield how the computations that two instructions call differ."""
+    if suspect.opcode in STEPPED:
         yield "the shapes of the called computation differ"
         return
-    here, there = (line.program for line in compared.lines)
-    for ids in zip(one.called_computation_ids, other.called_computation_ids, strict=False):
-        pair = (here.line(ids[0]), there.line(ids[1]))
+    suspect_program, reference_program = (line.program for line in compared.lines)
+    for ids in zip(suspect.called_computation_ids, reference.called_computation_ids, strict=False):
+        pair = (suspect_program.line(ids[0]), reference_program.line(ids[1]))
         for edit in edits_between(compare(*pair)):
             for place, reason in zip(edit.places, edit.reasons, strict=True):
                 yield f"{place.name} in {pair[0].computation.name}: {reason}"
 
 
-def _reads(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
+def _reads(compared: ComputationDiff, suspect: XlaMessage, reference: XlaMessage) -> Iterator[str]:
     ours, theirs = compared.lines
-    if len(one.operand_ids) != len(other.operand_ids):
-        yield f"reads {len(one.operand_ids)} values, {len(other.operand_ids)} in the reference"
+    counts = len(suspect.operand_ids), len(reference.operand_ids)
+    if counts[0] != counts[1]:
+        yield f"reads {counts[0]} values, {counts[1]} in the reference"
         return
-    for mine, their in zip(one.operand_ids, other.operand_ids, strict=True):
+    for mine, their in zip(suspect.operand_ids, reference.operand_ids, strict=True):
         if compared.has_same_value(mine, their) or compared.partners.get(mine) == their:
             continue
         if ours.by_id[mine].opcode == theirs.by_id[their].opcode == "constant":
@@ -560,24 +570,24 @@ def _reads(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Ite
         like = compared.partners_back.get(their)
         if like is None:
             like = compared.by_value.get(compared.digests[1].values[their])
-        there = theirs.by_id[their].name if like is None else ours.by_id[like].name
-        yield f"reads {ours.by_id[mine].name}, {there} in the reference"
+        reference_name = theirs.by_id[their].name if like is None else ours.by_id[like].name
+        yield f"reads {ours.by_id[mine].name}, {reference_name} in the reference"
 
 
 MOST_NAMED = 16
-"""How many operations are named where none can be proven to be the one."""
+"""How many operations are named where none can be proven to be the cause."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EditProof:
-    """What came of putting operations of the reference into the suspect's program."""
+    """The result of putting operations of the reference into the suspect's program."""
 
-    # Those that the difference goes with; all candidates where it did not go.
+    # Those whose exchange removes the difference; the candidates where none does.
     edits: tuple[Edit, ...]
-    is_proven: bool  # whether it went
-    before: float  # the outputs' error as the programs are
-    after: float  # the outputs' error with these operations as the reference has them
-    others: int  # in how many more operations the programs differ
+    is_proven: bool  # whether the exchange removed the difference
+    before: float  # the outputs' error with the programs unchanged
+    after: float  # the outputs' error with these operations replaced by the reference's
+    others: int  # how many more operations differ between the programs
 
 
 def prove(
@@ -588,31 +598,31 @@ def prove(
     outputs: Values,
     reference: Values,
 ) -> EditProof:
-    """Find the fewest operations that the difference of two programs goes with.
+    """Find the fewest operations whose exchange removes the difference of two programs.
 
     Args:
         session: Runs them.
         side: The suspect, with its program.
-        compared: The suspect's program with the reference's.
+        compared: The suspect's program compared with the reference's.
         inputs: The inputs of both.
-        outputs: What the suspect's program gives.
-        reference: What the reference's program gives, run in the same way.
+        outputs: The outputs of the suspect's program.
+        reference: The outputs of the reference's program, run the same way.
 
     Raises:
-        BudgetSpentError: There was no time.
+        BudgetSpentError: The time ran out.
     """
     edits = edits_between(compared)
     trial = _Trial(session, side, compared, inputs, list(reference.values()))
     before = trial.error_of(list(outputs.values()))
-    found = _fewest(edits, trial)
-    after = trial.error(found)
-    is_proven = bool(found) and after <= 1.0
-    named = found if is_proven else edits[:MOST_NAMED]
+    fewest = _fewest(edits, trial)
+    after = trial.error(fewest)
+    is_proven = bool(fewest) and after <= 1.0
+    named = fewest if is_proven else edits[:MOST_NAMED]
     return EditProof(tuple(named), is_proven, before, after, len(edits) - len(named))
 
 
 def whole(side: Side, inputs: Sequence[np.ndarray]) -> Order:
-    """Return a side's whole program, to be run on its inputs."""
+    """Return an order that runs a side's whole program on its inputs."""
     line = side.program.entry
     taken = {
         Value(parameter.id): inputs[parameter.parameter_number]
@@ -638,7 +648,7 @@ class _Trial:
         self.known: dict[frozenset[int], float] = {}
 
     def error(self, edits: Sequence[Edit]) -> float:
-        """Return the outputs' error with some operations as the reference has them."""
+        """Return the outputs' error with some operations replaced by the reference's."""
         key = frozenset(map(id, edits))
         if key not in self.known:
             self.session.tell(f"with {len(edits)} of the operations as in the reference")
@@ -661,24 +671,24 @@ class _Trial:
 
 
 def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
-    """Return edits of which none can be left out (delta debugging, Zeller and Hildebrandt 2002)."""
-    found = list(edits)
-    if len(found) > 1 and trial.error(found) > 1.0:
-        return found
+    """Return a minimal set of edits (delta debugging, Zeller and Hildebrandt 2002)."""
+    remaining = list(edits)
+    if len(remaining) > 1 and trial.error(remaining) > 1.0:
+        return remaining
     parts = 2
-    while len(found) > 1:
-        size = -(-len(found) // parts)
-        chunks = [found[start : start + size] for start in range(0, len(found), size)]
-        rests = [
-            [each for other in chunks if other is not chunk for each in other] for chunk in chunks
+    while len(remaining) > 1:
+        size = -(-len(remaining) // parts)
+        chunks = [remaining[start : start + size] for start in range(0, len(remaining), size)]
+        complements = [
+            [each for kept in chunks if kept is not chunk for each in kept] for chunk in chunks
         ]
-        tried = [*chunks, *(rests if len(chunks) > 2 else ())]
-        smaller = next((one for one in tried if trial.error(one) <= 1.0), None)
+        tried = [*chunks, *(complements if len(chunks) > 2 else ())]
+        smaller = next((subset for subset in tried if trial.error(subset) <= 1.0), None)
         if smaller is not None:
             parts = 2 if len(smaller) <= size else max(2, parts - 1)
-            found = smaller
+            remaining = smaller
         elif size == 1:
             break
         else:
-            parts = min(len(found), parts * 2)
-    return found
+            parts = min(len(remaining), parts * 2)
+    return remaining

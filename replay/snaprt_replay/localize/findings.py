@@ -1,8 +1,8 @@
-"""What localizing found, as data that can be saved, and in words.
+"""The result of a localization, as data that can be saved and in words.
 
 An *error* here is in multiples of the default tolerance of the value's dtype
-(docs/explanation/comparison.md): up to 1 is what two correct executions may differ by.
-``from_json(to_json(found))`` is ``found``.
+(docs/explanation/comparison.md): two correct executions may differ by up to 1.
+``from_json(to_json(localization))`` is ``localization``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FindingKind = Literal[
 ]
 """What a localization ends with.
 
-``instruction``: this instruction goes wrong on inputs that are right. ``interaction``: these few do
-so together, and each alone does not: a fusion or a pass over them. ``amplification``: none goes
-wrong beyond its rounding, which these instructions make large. ``candidates``: it may be any of
-these, and none can be proven to be the one. ``nothing``: the two sides agree.
-``unfinished``: the budget was spent; the fault is among these instructions.
+``instruction``: this instruction goes wrong on correct inputs. ``interaction``: these instructions
+go wrong together but not individually: a fusion or a pass over them is the cause.
+``amplification``: no instruction exceeds its rounding error, which these instructions amplify.
+``candidates``: any of these may be the cause, and none can be proven to be it. ``nothing``: the two
+sides agree. ``unfinished``: the budget was spent; the fault is among these instructions.
 """
 
 
@@ -41,9 +41,9 @@ class InstructionPlace:
     operands: tuple[str, ...] = ()  # names and shapes of what it reads, ``dot.3 f32[8,16]``
     op_name: str = ""  # JAX's name of the operation, with its scopes
     source: str = ""  # ``file:line (function)`` of the user's Python; empty where unknown
-    # The called computations or fusions that it stands in, outermost first.
+    # The called computations or fusions that contain it, outermost first.
     calls: tuple[str, ...] = ()
-    # The loops and branches that it stands in, outermost first: ``while.3 iteration 4``.
+    # The loops and branches that contain it, outermost first: ``while.3 iteration 4``.
     frame: tuple[str, ...] = ()
 
 
@@ -53,27 +53,27 @@ class RegionError:
 
     first: InstructionPlace  # its first instruction
     last: InstructionPlace
-    instructions: int  # how many it has, beside constants and the like
-    depth: int  # 0 for a region of the whole program, 1 for one of a region of it, ...
-    # The error that the suspect makes in it on clean inputs: those that the reference has.
+    instructions: int  # how many it has, without constants and the like
+    depth: int  # 0 for a region of the whole program, 1 for a region of such a region, ...
+    # The error that the suspect makes in it on clean inputs, that is, the reference's values.
     made: float
     carried_in: float  # the error of the suspect's own values where the region starts
     carried_out: float  # the same where it ends
-    chosen: bool = False  # whether the search went on inside
+    chosen: bool = False  # whether the search continued inside
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueDifference:
     """One array, compared."""
 
-    name: str  # which
-    error: float  # see the module
+    name: str  # the array's name
+    error: float  # in multiples of the default tolerance, like all errors of this module
     reason: str = ""  # in words, with the first element that differs
 
 
 @dataclasses.dataclass(frozen=True)
 class PassEffect:
-    """What became of the error under another variant of the suspect side."""
+    """The error under another variant of the suspect side."""
 
     variant: str
     error: float
@@ -86,28 +86,28 @@ class Localization:
 
     kind: FindingKind  # see `FindingKind`
     sentence: str  # the answer, for a person
-    suspect: str  # the side that is looked at
-    reference: str  # the side that it is compared with; empty where NaN and Inf were looked for
-    # The instruction at fault, or the few that are together.
+    suspect: str  # the side that is searched
+    reference: str  # the side that it is compared with; empty in a search for NaN and Inf
+    # The instruction at fault, or the few that are at fault together.
     instructions: tuple[InstructionPlace, ...] = ()
-    # What the instruction gave, beside what it should have given.
+    # The values of the instruction, compared with the correct ones.
     difference: tuple[ValueDifference, ...] = ()
-    # The program's outputs, compared, as they are without any tap.
+    # The program's outputs without any tap, compared.
     outputs: tuple[ValueDifference, ...] = ()
-    path: tuple[RegionError, ...] = ()  # the regions looked at, in program order, coarse ones first
+    path: tuple[RegionError, ...] = ()  # the regions searched, in program order, coarse ones first
     # The largest error of the outputs without taps, and with the first taps; None where no tap was
     # needed.
     observer_effect: tuple[float, float] | None = None
-    # Where the two sides run different programs: the outputs' error as they are, and with these
-    # instructions as the reference has them.
+    # Where the two sides run different programs: the outputs' error with the programs unchanged,
+    # and with these instructions replaced by the reference's.
     substituted: tuple[float, float] | None = None
-    # Where taps made the error vanish: the variants tried, those that heal it first.
+    # Where taps made the error vanish: the variants tried, those that remove it first.
     passes: tuple[PassEffect, ...] = ()
-    matched: int = 0  # how many instructions of the suspect have their like in the reference
+    matched: int = 0  # how many instructions of the suspect have a match in the reference
     instruction_count: int = 0  # how many the suspect has
     compiles: int = 0  # how many modules were compiled or loaded from the cache
     executions: int = 0  # how often one was run
-    seconds: float = 0.0  # how long it took, earlier sessions not counted
+    seconds: float = 0.0  # how long it took, without earlier sessions
     notes: tuple[str, ...] = ()  # what the reader should know
 
     @property
@@ -116,9 +116,9 @@ class Localization:
         return self.matched / self.instruction_count if self.instruction_count else 1.0
 
 
-def to_json(found: Localization) -> dict[str, Any]:
-    """Return the localization as JSON data; numbers that JSON does not have become text."""
-    plain = json_ready(dataclasses.asdict(found))
+def to_json(localization: Localization) -> dict[str, Any]:
+    """Return the localization as JSON data; numbers that JSON cannot represent become text."""
+    plain = json_ready(dataclasses.asdict(localization))
     return {"schema": SCHEMA, "version": SCHEMA_VERSION, **plain}
 
 
@@ -145,81 +145,87 @@ def error_text(error: float) -> str:
 def place_text(place: InstructionPlace) -> str:
     """Return an instruction as ``dot.3 (dot f32[8,16]) at model.py:12 (loss)``."""
     source = f" at {place.source}" if place.source else ""
-    frame = "".join(f", in {one}" for one in reversed(place.frame))
+    frame = "".join(f", in {scope}" for scope in reversed(place.frame))
     calls = f", in {place.calls[-1]}" if place.calls else ""
     return f"{place.name} ({place.opcode} {place.shape}){source}{calls}{frame}"
 
 
-def sentence(found: Localization) -> str:
+def sentence(localization: Localization) -> str:
     """Return the answer in one sentence."""
-    return _SENTENCES[found.kind](found)
+    return _SENTENCES[localization.kind](localization)
 
 
-def _edited(found: Localization) -> str:
-    assert found.substituted is not None
-    before, after = map(error_text, found.substituted)
-    several = len(found.instructions) > 1
-    what = " and ".join(map(place_text, found.instructions))
+def _edited(localization: Localization) -> str:
+    assert localization.substituted is not None
+    before, after = map(error_text, localization.substituted)
+    several = len(localization.instructions) > 1
+    what = " and ".join(map(place_text, localization.instructions))
     return (
-        f"{what} {'differ' if several else 'differs'} between the programs of {found.suspect} "
-        f"and {found.reference}: with {'them' if several else 'it'} as in the reference, the "
-        f"outputs are off by {after} the tolerance instead of {before}"
+        f"{what} {'differ' if several else 'differs'} between the programs of "
+        f"{localization.suspect} and {localization.reference}: with "
+        f"{'them' if several else 'it'} as in the reference, the outputs are off by {after} the "
+        f"tolerance instead of {before}"
     )
 
 
-def _candidates(found: Localization) -> str:
+def _candidates(localization: Localization) -> str:
     return (
-        f"no operation can be proven to cause the difference between {found.suspect} and "
-        f"{found.reference}; the candidates are {_span(found)}"
+        f"no operation can be proven to cause the difference between {localization.suspect} and "
+        f"{localization.reference}; the candidates are {_span(localization)}"
     )
 
 
-def _instruction(found: Localization) -> str:
-    if found.substituted is not None:
-        return _edited(found)
-    what = " or ".join(map(place_text, found.instructions))
-    error = max((one.error for one in found.difference), default=math.inf)
+def _instruction(localization: Localization) -> str:
+    if localization.substituted is not None:
+        return _edited(localization)
+    what = " or ".join(map(place_text, localization.instructions))
+    error = max((value.error for value in localization.difference), default=math.inf)
     return (
-        f"{what} goes wrong on {found.suspect}: with the same inputs, it is off "
-        f"{found.reference} by {error_text(error)} the tolerance"
+        f"{what} goes wrong on {localization.suspect}: with the same inputs, it is off "
+        f"{localization.reference} by {error_text(error)} the tolerance"
     )
 
 
-def _interaction(found: Localization) -> str:
-    if found.substituted is not None:
-        return _edited(found)
-    healing = [pass_.variant for pass_ in found.passes if pass_.error <= 1.0 and not pass_.failed]
+def _interaction(localization: Localization) -> str:
+    if localization.substituted is not None:
+        return _edited(localization)
+    healing = [
+        pass_.variant for pass_ in localization.passes if pass_.error <= 1.0 and not pass_.failed
+    ]
     by = f"; {', '.join(healing)} is right" if healing else ""
     return (
-        f"{_span(found)} go wrong together on {found.suspect}, but are right when separated: the "
-        f"cause is a fusion or a pass over them, not one instruction{by}"
+        f"{_span(localization)} go wrong together on {localization.suspect}, but are right when "
+        f"separated: the cause is a fusion or a pass over them, not one instruction{by}"
     )
 
 
-def _amplification(found: Localization) -> str:
+def _amplification(localization: Localization) -> str:
     return (
-        f"no instruction exceeds its rounding error on {found.suspect}; the rounding errors grow "
-        f"most at {_span(found)}: the program is ill-conditioned there"
+        f"no instruction exceeds its rounding error on {localization.suspect}; the rounding "
+        f"errors grow most at {_span(localization)}: the program is ill-conditioned there"
     )
 
 
-def _nothing(found: Localization) -> str:
-    agree = f"{found.suspect} and {found.reference} agree within tolerance: nothing to localize"
-    if found.instructions:
+def _nothing(localization: Localization) -> str:
+    agree = (
+        f"{localization.suspect} and {localization.reference} agree within tolerance: nothing to "
+        "localize"
+    )
+    if localization.instructions:
         agree += (
-            f"; the programs differ in {_span(found)}, which changes no output by more than "
+            f"; the programs differ in {_span(localization)}, which changes no output by more than "
             "the tolerance"
         )
     return agree
 
 
-def _unfinished(found: Localization) -> str:
-    among = f", and the fault is among {_span(found)}" if found.instructions else ""
+def _unfinished(localization: Localization) -> str:
+    among = f", and the fault is among {_span(localization)}" if localization.instructions else ""
     return f"the budget ran out{among}; run it again to continue"
 
 
-def _span(found: Localization) -> str:
-    places = found.instructions
+def _span(localization: Localization) -> str:
+    places = localization.instructions
     if len(places) == 1:
         return place_text(places[0])
     return f"the {len(places)} instructions {place_text(places[0])} to {place_text(places[-1])}"

@@ -1,8 +1,9 @@
-"""Find the instructions of one program in another, by structure alone; it must not run any.
+"""Find the instructions of one program in another by structure alone; this must not run any.
 
-Names, source lines and layouts do not count. Two instructions have the same *value* if they do the
-same to the same values, from the parameters on. Below the first difference no value is the same any
-more: there, instructions are matched from the result back, as what their users read in one place.
+Names, source lines and layouts do not count. Two instructions have the same *value* if they apply
+the same operation to the same values, starting at the parameters. After the first difference no
+value is the same: from there on, instructions are matched backward from the result, as the operands
+that matched users read in the same position.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from snaprt_replay.hlo.hlo_module import copy_of, parameters, shape_text
 from snaprt_replay.localize.program import FlatModule, Line
 
 Matching = Mapping[int, int]
-"""The id in the reference of each instruction of the suspect that has its like there."""
+"""For each instruction of the suspect that has a match in the reference, the match's id."""
 
 STEPPED = frozenset({"while", "conditional"})
-"""What calls computations that are compared instruction by instruction."""
+"""Opcodes whose called computations are compared instruction by instruction."""
 
 _COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
-# What does not change what an instruction computes, or is compared beside it.
+# Fields that do not change what an instruction computes, or that are compared separately.
 _NOT_CONTENT = (
     *("name", "id", "metadata", "original_value", "sharding", "control_predecessor_ids"),
     *("operand_ids", "called_computation_ids", "operand_shapes_with_layout"),
@@ -34,7 +35,7 @@ _NOT_CONTENT = (
 
 
 def content_of(instruction: XlaMessage) -> XlaMessage:
-    """Return a copy of an instruction with only what it does to its operands."""
+    """Return a copy of an instruction that has only the fields that say what it computes."""
     copy = copy_of(instruction)
     for field in _NOT_CONTENT:
         copy.ClearField(field)
@@ -44,8 +45,8 @@ def content_of(instruction: XlaMessage) -> XlaMessage:
 
 def _clear_layouts(shape: XlaMessage) -> None:
     shape.ClearField("layout")
-    for one in shape.tuple_shapes:
-        _clear_layouts(one)
+    for element in shape.tuple_shapes:
+        _clear_layouts(element)
 
 
 class Digests:
@@ -54,18 +55,18 @@ class Digests:
     def __init__(self, line: Line) -> None:
         self.line = line
         self.own: dict[int, bytes] = {}
-        """What an instruction does, without loops' and branches' computations, by its id."""
+        """By id: what an instruction does, without the computations of loops and branches."""
         self.values: dict[int, bytes] = {}
-        """What it computes from the parameters."""
+        """By id: what an instruction computes from the parameters."""
         called = _called_values(line)
-        for one in line.order:
-            inside = [called(each) for each in one.called_computation_ids]
-            content = content_of(one).SerializeToString(deterministic=True)
-            own = _digest(content, *(() if one.opcode in STEPPED else inside))
-            self.own[one.id] = own
-            read = [self.values[i] for i in one.operand_ids]
-            read = sorted(read) if one.opcode in _COMMUTATIVE else read
-            self.values[one.id] = _digest(own, *inside, *read)
+        for instruction in line.order:
+            inside = [called(each) for each in instruction.called_computation_ids]
+            content = content_of(instruction).SerializeToString(deterministic=True)
+            own = _digest(content, *(() if instruction.opcode in STEPPED else inside))
+            self.own[instruction.id] = own
+            read = [self.values[i] for i in instruction.operand_ids]
+            read = sorted(read) if instruction.opcode in _COMMUTATIVE else read
+            self.values[instruction.id] = _digest(own, *inside, *read)
 
     @property
     def result(self) -> bytes:
@@ -82,11 +83,11 @@ def _called_values(line: Line) -> functools._lru_cache_wrapper[bytes]:
 
 
 def _digest(*parts: bytes) -> bytes:
-    made = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        made.update(len(part).to_bytes(8, "little"))
-        made.update(part)
-    return made.digest()
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,11 +95,11 @@ class ComputationDiff:
     """Two computations, compared."""
 
     digests: tuple[Digests, Digests]  # of the suspect's and of the reference's
-    # Which instruction of the suspect stands where which of the reference does: the parameters, and
-    # those whose values differ.
+    # Which instruction of the suspect takes the place of which of the reference: the parameters and
+    # the instructions whose values differ.
     partners: Matching
-    # For loops and branches among them, what they call, compared, where that can be exchanged one
-    # by one.
+    # For the loops and branches among them, comparisons of the computations that they call, where
+    # the instructions in these can be exchanged individually.
     inside: Mapping[int, tuple[ComputationDiff, ...]]
 
     @property
@@ -108,50 +109,52 @@ class ComputationDiff:
 
     @property
     def is_same(self) -> bool:
-        """Return whether both compute the same."""
+        """Return whether both compute the same result."""
         return self.digests[0].result == self.digests[1].result
 
     @functools.cached_property
     def partners_back(self) -> Matching:
-        """Return the suspect's instruction of each of the reference's that has one."""
-        return {other: one for one, other in self.partners.items()}
+        """Return the suspect's instruction for each instruction of the reference that has one."""
+        return {reference_id: suspect_id for suspect_id, reference_id in self.partners.items()}
 
     @functools.cached_property
     def by_value(self) -> Mapping[bytes, int]:
-        """Return the suspect's first instruction of each value."""
+        """Return the suspect's first instruction that has each value."""
         values = self.digests[0].values
-        return {values[one.id]: one.id for one in reversed(self.lines[0].order)}
+        return {
+            values[instruction.id]: instruction.id for instruction in reversed(self.lines[0].order)
+        }
 
     @functools.cached_property
     def values_there(self) -> frozenset[bytes]:
-        """Return what the reference computes."""
+        """Return all values that the reference computes."""
         return frozenset(self.digests[1].values.values())
 
-    def has_same_value(self, one: int, other: int) -> bool:
-        """Return whether an instruction of the suspect computes what one of the reference does."""
-        return self.digests[0].values[one] == self.digests[1].values[other]
+    def has_same_value(self, suspect_id: int, reference_id: int) -> bool:
+        """Return whether two instructions, one of each side, compute the same value."""
+        return self.digests[0].values[suspect_id] == self.digests[1].values[reference_id]
 
-    def has_same_content(self, one: int, other: int) -> bool:
-        """Return whether they do the same to their operands, whatever these are."""
-        return self.digests[0].own[one] == self.digests[1].own[other] and (
-            one in self.inside or self._calls_the_same(one, other)
+    def has_same_content(self, suspect_id: int, reference_id: int) -> bool:
+        """Return whether they apply the same operation, whatever their operands are."""
+        return self.digests[0].own[suspect_id] == self.digests[1].own[reference_id] and (
+            suspect_id in self.inside or self._calls_the_same(suspect_id, reference_id)
         )
 
-    def _calls_the_same(self, one: int, other: int) -> bool:
-        if self.lines[0].by_id[one].opcode not in STEPPED:
+    def _calls_the_same(self, suspect_id: int, reference_id: int) -> bool:
+        if self.lines[0].by_id[suspect_id].opcode not in STEPPED:
             return True
         called = [
             [Digests(line.program.line(i)).result for i in line.by_id[each].called_computation_ids]
-            for line, each in zip(self.lines, (one, other), strict=True)
+            for line, each in zip(self.lines, (suspect_id, reference_id), strict=True)
         ]
         return called[0] == called[1]
 
-    def reads_the_same(self, one: int, other: int) -> bool:
-        """Return whether their operands are the same values, or stand where the other's do."""
-        ours = self.lines[0].by_id[one].operand_ids
-        theirs = self.lines[1].by_id[other].operand_ids
+    def reads_the_same(self, suspect_id: int, reference_id: int) -> bool:
+        """Return whether their operands have the same values, or are partners of each other."""
+        ours = self.lines[0].by_id[suspect_id].operand_ids
+        theirs = self.lines[1].by_id[reference_id].operand_ids
         orders = [ours]
-        if self.lines[0].by_id[one].opcode in _COMMUTATIVE:
+        if self.lines[0].by_id[suspect_id].opcode in _COMMUTATIVE:
             orders.append(ours[::-1])
         return len(ours) == len(theirs) and any(
             all(
@@ -163,20 +166,22 @@ class ComputationDiff:
 
 
 def compare(suspect: Line, reference: Line) -> ComputationDiff:
-    """Compare two computations, and those that loops and branches in them call."""
+    """Compare two computations and the computations that their loops and branches call."""
     digests = (Digests(suspect), Digests(reference))
     partners = _Pairing(digests).partners
     inside = {
-        one: compared
-        for one, other in partners.items()
-        for compared in [_inside(suspect, reference, one, other)]
+        suspect_id: compared
+        for suspect_id, reference_id in partners.items()
+        for compared in [_inside(suspect, reference, suspect_id, reference_id)]
         if compared
     }
     return ComputationDiff(digests, partners, inside)
 
 
-def _inside(suspect: Line, reference: Line, one: int, other: int) -> tuple[ComputationDiff, ...]:
-    pair = suspect.by_id[one], reference.by_id[other]
+def _inside(
+    suspect: Line, reference: Line, suspect_id: int, reference_id: int
+) -> tuple[ComputationDiff, ...]:
+    pair = suspect.by_id[suspect_id], reference.by_id[reference_id]
     if any(each.opcode not in STEPPED for each in pair) or pair[0].opcode != pair[1].opcode:
         return ()
     called = [
@@ -189,90 +194,95 @@ def _inside(suspect: Line, reference: Line, one: int, other: int) -> tuple[Compu
 
 
 def signature(line: Line) -> tuple[str, ...]:
-    """Return the shapes of what a computation takes and of what it gives."""
-    return tuple(shape_text(one.shape) for one in (*parameters(line.computation), line.root))
+    """Return the shapes of a computation's parameters and of its result."""
+    return tuple(
+        shape_text(instruction.shape) for instruction in (*parameters(line.computation), line.root)
+    )
 
 
 class _Pairing:
-    """Pairs instructions of different value from the result back: users come before operands."""
+    """Pairs of instructions whose values differ, found from the result back, users first."""
 
     def __init__(self, digests: tuple[Digests, Digests]) -> None:
         self.ours, self.theirs = digests
         lines = self.ours.line, self.theirs.line
         takes = zip(*(parameters(line.computation) for line in lines), strict=False)
-        self.partners = {one.id: other.id for one, other in takes}
+        self.partners = {suspect.id: reference.id for suspect, reference in takes}
         self.taken = set(self.partners.values())
         self.counts = [Counter(digest.values.values()) for digest in digests]
         self.votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         if self.ours.result != self.theirs.result:
             self.votes[lines[0].root.id][lines[1].root.id] += 1
-        for one in reversed(lines[0].order):
-            if one.id not in self.partners:
-                self._pair(one)
+        for instruction in reversed(lines[0].order):
+            if instruction.id not in self.partners:
+                self._pair(instruction)
 
-    def _pair(self, one: XlaMessage) -> None:
-        wanted = self.votes[one.id].most_common()
-        wanted.sort(key=lambda each: self.theirs.own[each[0]] != self.ours.own[one.id])
-        for other, votes in wanted:
-            if other in self.taken:
+    def _pair(self, suspect: XlaMessage) -> None:
+        wanted = self.votes[suspect.id].most_common()
+        wanted.sort(key=lambda each: self.theirs.own[each[0]] != self.ours.own[suspect.id])
+        for reference_id, votes in wanted:
+            if reference_id in self.taken:
                 continue
-            there = self.theirs.line.by_id[other]
-            beyond = self._extra_operand(there, one.id)
+            reference = self.theirs.line.by_id[reference_id]
+            beyond = self._extra_operand(reference, suspect.id)
             if beyond is not None and beyond not in self.taken:
-                there = self.theirs.line.by_id[beyond]
-            elif not self._alike(one, there):
-                for each in one.operand_ids:
-                    if self._is_extra(one, there, each):
-                        self.votes[each][other] += votes
+                reference = self.theirs.line.by_id[beyond]
+            elif not self._alike(suspect, reference):
+                for each in suspect.operand_ids:
+                    if self._is_extra(suspect, reference, each):
+                        self.votes[each][reference_id] += votes
                 continue
-            self.partners[one.id] = there.id
-            self.taken.add(there.id)
-            for mine, their in self._beside(one, there):
+            self.partners[suspect.id] = reference.id
+            self.taken.add(reference.id)
+            for mine, their in self._beside(suspect, reference):
                 if self.ours.values[mine] != self.theirs.values[their]:
                     self.votes[mine][their] += 1
             return
 
-    def _beside(self, one: XlaMessage, other: XlaMessage) -> list[tuple[int, int]]:
-        """Return the operands of two that stand for each other, as far as both have them."""
+    def _beside(self, suspect: XlaMessage, reference: XlaMessage) -> list[tuple[int, int]]:
+        """Return the pairs of operands of two instructions that correspond to each other."""
 
         def same(pairs: Sequence[tuple[int, int]]) -> int:
             return sum(self.ours.values[pair[0]] == self.theirs.values[pair[1]] for pair in pairs)
 
-        mine, theirs = list(one.operand_ids), list(other.operand_ids)
+        mine, theirs = list(suspect.operand_ids), list(reference.operand_ids)
         in_order = list(zip(mine, theirs, strict=False))
-        if one.opcode == other.opcode and one.opcode in _COMMUTATIVE:
+        if suspect.opcode == reference.opcode and suspect.opcode in _COMMUTATIVE:
             turned = list(zip(mine, theirs[::-1], strict=True))
             return max(in_order, turned, key=same)
         return in_order
 
-    def _alike(self, one: XlaMessage, other: XlaMessage) -> bool:
-        """Return whether two may be one instruction, edited."""
-        if any(self._is_extra(one, other, each) for each in one.operand_ids):
+    def _alike(self, suspect: XlaMessage, reference: XlaMessage) -> bool:
+        """Return whether one instruction may be an edited form of the other."""
+        if any(self._is_extra(suspect, reference, each) for each in suspect.operand_ids):
             return False
-        # What is computed in the other program too is another operand there, unless it was computed
-        # more often here: then it is one of these that was edited.
-        if not (self._is_more(one.id, 0) and self._is_more(other.id, 1)):
+        # A value that the other program computes too is a different operand there, unless this
+        # program computes it more often: then one of these instructions was edited.
+        if not (self._is_more(suspect.id, 0) and self._is_more(reference.id, 1)):
             return False
-        if one.opcode == other.opcode == "get-tuple-element":
-            sources = self.ours.values[one.operand_ids[0]], self.theirs.values[other.operand_ids[0]]
-            # Of the same tuple another element is no edited one: its reader reads something else.
-            return sources[0] != sources[1] or one.tuple_index == other.tuple_index
-        if one.opcode == other.opcode:
+        if suspect.opcode == reference.opcode == "get-tuple-element":
+            sources = (
+                self.ours.values[suspect.operand_ids[0]],
+                self.theirs.values[reference.operand_ids[0]],
+            )
+            # Another element of the same tuple is not an edit: its reader reads a different value.
+            return sources[0] != sources[1] or suspect.tuple_index == reference.tuple_index
+        if suspect.opcode == reference.opcode:
             return True
-        # XLA's converter folds what is made of constants, and puts the constant of a sum last.
+        # XLA's converter folds expressions of constants, and puts the constant of a sum last.
         return (
-            shape_text(one.shape) == shape_text(other.shape)
-            and self._is_free(one.id, 0) != self._is_free(other.id, 1)
-        ) or self._read_alike(one, other)
+            shape_text(suspect.shape) == shape_text(reference.shape)
+            and self._is_free(suspect.id, 0) != self._is_free(reference.id, 1)
+        ) or self._read_alike(suspect, reference)
 
-    def _read_alike(self, one: XlaMessage, other: XlaMessage) -> bool:
+    def _read_alike(self, suspect: XlaMessage, reference: XlaMessage) -> bool:
         return (
-            shape_text(one.shape) == shape_text(other.shape)
-            and len(one.operand_ids) == len(other.operand_ids)
+            shape_text(suspect.shape) == shape_text(reference.shape)
+            and len(suspect.operand_ids) == len(reference.operand_ids)
             and any(
                 self.ours.values[mine] == self.theirs.values[their]
                 or self.ours.own[mine] == self.theirs.own[their]
-                for mine, their in itertools.product(one.operand_ids, other.operand_ids)
+                for mine, their in itertools.product(suspect.operand_ids, reference.operand_ids)
             )
         )
 
@@ -280,28 +290,28 @@ class _Pairing:
         return instruction in (self.ours, self.theirs)[side].line.free
 
     def _is_more(self, instruction: int, side: int) -> bool:
-        """Return whether one program computes a value more often than the other does."""
+        """Return whether one program computes a value more often than the other."""
         sides = (self.ours, self.theirs)
         value = sides[side].values[instruction]
         if self._is_free(instruction, side) and not self.counts[not side][value]:
-            # It may be a constant that was moved into a loop, or out of one.
+            # It may be a constant that moved into a loop or out of one.
             return value not in _free_values(sides[not side].line.program)
         return self.counts[side][value] > self.counts[not side][value]
 
-    def _is_extra(self, one: XlaMessage, other: XlaMessage, operand: int) -> bool:
-        """Return whether the suspect has an instruction more: what it reads is the other."""
+    def _is_extra(self, suspect: XlaMessage, reference: XlaMessage, operand: int) -> bool:
+        """Return whether the suspect has an extra instruction, which reads the other."""
         return (
-            self.ours.own[operand] == self.theirs.own[other.id] != self.ours.own[one.id]
-            and len(one.operand_ids) != len(other.operand_ids)
-            and not self.counts[0][self.theirs.values[other.id]]
+            self.ours.own[operand] == self.theirs.own[reference.id] != self.ours.own[suspect.id]
+            and len(suspect.operand_ids) != len(reference.operand_ids)
+            and not self.counts[0][self.theirs.values[reference.id]]
         )
 
-    def _extra_operand(self, other: XlaMessage, one: int) -> int | None:
-        """Return what an instruction of the reference reads, if that is the suspect's."""
-        for each in other.operand_ids:
+    def _extra_operand(self, reference: XlaMessage, suspect_id: int) -> int | None:
+        """Return the operand of an extra instruction of the reference that is the suspect's."""
+        for each in reference.operand_ids:
             if (
-                self.theirs.own[each] == self.ours.own[one] != self.theirs.own[other.id]
-                and len(self.ours.line.by_id[one].operand_ids) != len(other.operand_ids)
+                self.theirs.own[each] == self.ours.own[suspect_id] != self.theirs.own[reference.id]
+                and len(self.ours.line.by_id[suspect_id].operand_ids) != len(reference.operand_ids)
                 and not self.counts[0][self.theirs.values[each]]
             ):
                 return each
@@ -310,48 +320,51 @@ class _Pairing:
 
 @functools.lru_cache(maxsize=4)
 def _free_values(program: FlatModule) -> frozenset[bytes]:
-    """Return the values that a program makes of constants alone, in any of its computations."""
+    """Return the values that any computation of a program computes from constants alone."""
     lines = map(program.line, program.computations)
     return frozenset(
-        value for line in lines for one, value in Digests(line).values.items() if one in line.free
+        value
+        for line in lines
+        for instruction_id, value in Digests(line).values.items()
+        if instruction_id in line.free
     )
 
 
 def match(suspect: Line, reference: Line) -> Matching:
-    """Match the instructions of two computations, those of the same value in order."""
+    """Match the instructions of two computations; those of the same value match in order."""
     if suspect.computation == reference.computation:
-        return {one: one for one in suspect.by_id}
+        return {instruction_id: instruction_id for instruction_id in suspect.by_id}
     compared = compare(suspect, reference)
     taken = set(compared.partners.values())
-    there: defaultdict[bytes, list[int]] = defaultdict(list)
-    for one in reversed(reference.order):
-        if one.id not in taken:
-            there[compared.digests[1].values[one.id]].append(one.id)
-    found = dict(compared.partners)
-    for one in suspect.order:
-        others = there[compared.digests[0].values[one.id]]
-        if one.id not in found and others:
-            found[one.id] = others.pop()
-    return found
+    remaining: defaultdict[bytes, list[int]] = defaultdict(list)
+    for instruction in reversed(reference.order):
+        if instruction.id not in taken:
+            remaining[compared.digests[1].values[instruction.id]].append(instruction.id)
+    matching = dict(compared.partners)
+    for instruction in suspect.order:
+        candidates = remaining[compared.digests[0].values[instruction.id]]
+        if instruction.id not in matching and candidates:
+            matching[instruction.id] = candidates.pop()
+    return matching
 
 
 def count_matched(compared: ComputationDiff) -> tuple[int, int]:
-    """Count the suspect's instructions that do something and are matched, and all of them.
+    """Count the suspect's instructions that compute something: the matched ones, and all.
 
-    Those of loops and branches count too.
+    Instructions in loops and branches count too.
     """
 
     def counted(compared: ComputationDiff) -> Iterator[bool]:
-        for one in compared.lines[0].work():
-            is_same = compared.digests[0].values[one.id] in compared.values_there
-            is_matched = is_same or one.id in compared.partners
+        for instruction in compared.lines[0].work():
+            is_same = compared.digests[0].values[instruction.id] in compared.values_there
+            is_matched = is_same or instruction.id in compared.partners
             yield is_matched
-            if one.id in compared.inside:
-                for each in compared.inside[one.id]:
+            if instruction.id in compared.inside:
+                for each in compared.inside[instruction.id]:
                     yield from counted(each)
-            elif one.opcode in STEPPED:
-                called = map(compared.lines[0].program.line, one.called_computation_ids)
+            elif instruction.opcode in STEPPED:
+                called = map(compared.lines[0].program.line, instruction.called_computation_ids)
                 yield from (is_matched for line in called for _ in line.work())
 
-    found = list(counted(compared))
-    return sum(found), len(found)
+    matched = list(counted(compared))
+    return sum(matched), len(matched)

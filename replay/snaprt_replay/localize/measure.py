@@ -1,8 +1,8 @@
-"""One number for how far two arrays are apart.
+"""A single number for the distance between two arrays.
 
-The unit is the default tolerance of the suspect's dtype: an element's error over what `tolerance`
-allows for it. 1 and below is what correct executions differ by, whatever the dtype, so that errors
-of different values can be compared with each other.
+The unit is the default tolerance of the suspect's dtype: an element's error divided by what
+`tolerance` allows for it. Correct executions differ by at most 1, whatever the dtype, so errors of
+different values can be compared with each other.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.tolerance import ToleranceRequest, default_for
 from snaprt_replay.localize.findings import ValueDifference
 
-# A wrong integer or bool is no rounding: it counts as much as a float that is wrong by its whole
-# size, in proportion to how many of them are wrong, and never as within tolerance.
+# A wrong integer or bool is not a rounding error: it counts as much as a float that is wrong by its
+# whole size, in proportion to the share of wrong elements, and never as within tolerance.
 _ALL_WRONG = 1 / (128 * 2.0**-23)
 _LEAST_WRONG = 2.0
 
 
-# How much of the result's change under inputs that are moved by one rounding is still rounding: an
-# operation rounds a few times, and its operands may be rounded the same way many times over.
+# An error is still rounding up to this many times the change of the result when the inputs move by
+# one rounding: an operation rounds a few times, and its operands may be rounded the same way often.
 _NOISE = 32.0
 _FLIPS = 4.0
 
@@ -36,9 +36,9 @@ def error_between(
     Args:
         reference: Any dtype of the suspect's kind; float64 for a reference of higher precision.
         suspect: The same shape.
-        moved: What the reference gives for inputs that are moved by one rounding each (`move`). So
-            much the result is uncertain by itself, where terms cancel for instance, and so much
-            more is allowed.
+        moved: The reference's result for inputs that are moved by one rounding each (`move`). Its
+            distance from `reference` is the result's own uncertainty, for example where terms
+            cancel, and is allowed in addition.
     """
     if not suspect.size:
         return 0.0
@@ -55,13 +55,13 @@ def error_between(
     return _float_error(reference, suspect, moved)
 
 
-def _share(reference: np.ndarray, other: np.ndarray) -> float:
-    return float(np.mean(reference.astype(other.dtype) != other))
+def _share(reference: np.ndarray, actual: np.ndarray) -> float:
+    return float(np.mean(reference.astype(actual.dtype) != actual))
 
 
 def _float_error(reference: np.ndarray, suspect: np.ndarray, moved: np.ndarray | None) -> float:
     with np.errstate(all="ignore"):
-        rounded = reference.astype(suspect.dtype)  # what overflows there may overflow
+        rounded = reference.astype(suspect.dtype)  # an overflow here is allowed in the suspect too
         right, got = reference.astype(np.float64), suspect.astype(np.float64)
         finite = np.isfinite(got) & np.isfinite(rounded.astype(np.float64))
         same = (rounded == suspect) | (np.isnan(right) & np.isnan(got))
@@ -81,7 +81,7 @@ def _float_error(reference: np.ndarray, suspect: np.ndarray, moved: np.ndarray |
 
 
 def move(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return an array whose float elements are up or down by a rounding each, at random."""
+    """Return an array with each float element moved up or down by a rounding, at random."""
     if not (floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype)):
         return value
     part = np.real(value).dtype if floatbits.is_complex(value.dtype) else value.dtype
@@ -94,6 +94,6 @@ def move(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 def difference(
     name: str, reference: np.ndarray, suspect: np.ndarray, moved: np.ndarray | None = None
 ) -> ValueDifference:
-    """Return `error_between` with words for it."""
+    """Return the `error_between` two arrays, with the reason in words."""
     compared = compare_arrays(name, reference.astype(suspect.dtype), suspect, ToleranceRequest())
     return ValueDifference(name, error_between(reference, suspect, moved), compared.reason)

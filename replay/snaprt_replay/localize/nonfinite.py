@@ -1,8 +1,7 @@
-"""Find the first operation whose finite inputs gave a NaN or an infinity; it knows one side alone.
+"""Find the first operation that makes a NaN or an infinity of finite inputs, on one side alone.
 
-A NaN is followed to where it first appears; where that operation was given an infinity, the
-infinity is followed too. Infinities among the program's constants, as masks have them, are inputs
-like any other.
+Follow a NaN to where it first appears; where that operation reads an infinity, follow the infinity
+too. Infinities among the program's constants, for example in masks, are inputs like any other.
 """
 
 from __future__ import annotations
@@ -52,44 +51,44 @@ def _is_floating(array: np.ndarray) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """An operation that made what is not finite."""
+    """An operation that produced a value that is not finite."""
 
     place: InstructionPlace  # the instruction
-    operands: Sequence[tuple[str, np.ndarray]]  # what it read, by name
-    result: Sequence[tuple[str, np.ndarray]]  # what it gave
+    operands: Sequence[tuple[str, np.ndarray]]  # the values that it read, by name
+    result: Sequence[tuple[str, np.ndarray]]  # the values that it produced, by name
     made: str  # "NaN" or "an infinity"
 
     @property
     def from_finite(self) -> bool:
-        """Return whether all that it read was finite."""
+        """Return whether all values that it read were finite."""
         return all(is_finite(array) for _, array in self.operands)
 
 
 def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> Origin | None:
-    """Return the operation at which what is not finite in a program's outputs begins.
+    """Return the operation where the non-finite values in a program's outputs begin.
 
-    None if it comes in with the inputs or the constants.
+    None if they come from the inputs or the constants.
     """
     if all(map(is_finite, outputs.values())):
         return None
     nan = any(map(has_nan, outputs.values()))
-    bad, made = (has_nan, "NaN") if nan else (has_infinity, "an infinity")
-    found = _Search(session, bad, made).inside(frame, _all(frame), frame.arguments)
-    if found is None or found.from_finite or not nan:
-        return found
-    # The NaN is made of an infinity: who made that?
+    bad, kind = (has_nan, "NaN") if nan else (has_infinity, "an infinity")
+    origin = _Search(session, bad, kind).inside(frame, _all(frame), frame.arguments)
+    if origin is None or origin.from_finite or not nan:
+        return origin
+    # The NaN comes from an infinity: find the operation that made the infinity.
     earlier = _Search(session, has_infinity, "an infinity")
-    return earlier.inside(frame, _all(frame), frame.arguments, found.place.name) or found
+    return earlier.inside(frame, _all(frame), frame.arguments, origin.place.name) or origin
 
 
 def origin_sentence(origin: Origin) -> str:
-    """Return the answer of a search for NaN and Inf in one sentence."""
+    """Return the result of a search for NaN and Inf in one sentence."""
     inputs = "finite inputs" if origin.from_finite else f"inputs without {origin.made}"
     return f"{place_text(origin.place)} produces {origin.made} from {inputs}"
 
 
 def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
-    """Return the answer of such a search where no operation is the origin."""
+    """Return the result of such a search where no operation is the origin."""
     if not nonfinite:
         return f"the outputs of {suspect} are finite"
     return (
@@ -115,7 +114,7 @@ class _Search:
         before: str = "",
         most: int = 0,
     ) -> Origin | None:
-        """Return the first origin in a region, before the instruction of a name if one is given."""
+        """Return the first origin in a region, before the instruction named `before` if any."""
         line = frame.line
         work = line.work(region.start, region.stop)
         if not work or work[0].name == before:
@@ -129,16 +128,16 @@ class _Search:
         )
         piece = piece_of(frame, region, regions)
         (tapped,) = run_suspect(self.session, frame, [piece], [known])
-        for one in regions:
-            results = set(line.results(one.start, one.stop))
+        for part in regions:
+            results = set(line.results(part.start, part.stop))
             gone_bad = any(
                 self.bad(array) for value, array in tapped.items() if value.instruction in results
             )
-            inner = known_at(frame, one, known, tapped)
-            found = self.inside(frame, one, inner, before, REGIONS) if gone_bad else None
-            if found is not None:
-                return found
-            if any(other.name == before for other in line.work(one.start, one.stop)):
+            inner = known_at(frame, part, known, tapped)
+            origin = self.inside(frame, part, inner, before, REGIONS) if gone_bad else None
+            if origin is not None:
+                return origin
+            if any(instruction.name == before for instruction in line.work(part.start, part.stop)):
                 return None
         return None
 
@@ -155,17 +154,17 @@ class _Search:
         if inside is not None:
             entered = inside(self, frame, instruction, operands)
             if entered is not None:
-                found = self.inside(entered, _all(entered), entered.arguments)
-                if found is not None:
-                    return found
+                origin = self.inside(entered, _all(entered), entered.arguments)
+                if origin is not None:
+                    return origin
         result = _of(values, instruction.id)
         if not any(map(self.bad, result.values())):
-            return None  # what goes bad is a constant that lies here too
-        if any(self.bad(array) for one in operands for array in one.values()):
+            return None  # the bad value is a constant in the same region
+        if any(self.bad(array) for operand in operands for array in operand.values()):
             return None
         return Origin(
             frame.line.place(instruction, frame.names),
-            [pair for one in operands for pair in _named(frame, one)],
+            [pair for operand in operands for pair in _named(frame, operand)],
             _named(frame, result),
             self.made,
         )
@@ -174,7 +173,7 @@ class _Search:
 def _enter_loop(
     search: _Search, frame: ComputationFrame, loop: XlaMessage, operands: Sequence[Values]
 ) -> ComputationFrame | None:
-    """Return the first iteration that makes what is bad of a state that is not."""
+    """Return the first iteration that makes a bad value of a state that has none."""
     state = operands[0]
     body, condition = (
         frame_of(frame.sides, (called, called), [state]) for called in loop.called_computation_ids
@@ -214,8 +213,8 @@ def _result(session: Session, frame: ComputationFrame) -> Values:
 
 
 def _of(values: Values, instruction: int) -> Values:
-    return {one: array for one, array in values.items() if one.instruction == instruction}
+    return {value: array for value, array in values.items() if value.instruction == instruction}
 
 
 def _named(frame: ComputationFrame, values: Values) -> list[tuple[str, np.ndarray]]:
-    return [(frame.line.by_id[one.instruction].name, array) for one, array in values.items()]
+    return [(frame.line.by_id[value.instruction].name, array) for value, array in values.items()]

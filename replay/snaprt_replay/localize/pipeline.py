@@ -1,7 +1,7 @@
-"""Find where two sides of one program start to differ, or where it first goes wrong by itself.
+"""Find where two sides of a program start to differ, or where one side first goes wrong.
 
 The pipeline of `snaprt localize` on one page: load both programs, run them whole, choose the
-question, search, and say what was found.
+question, search, and report the result.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "
 class LocalizeRequest:
     """What to localize, and how."""
 
-    # The side that is looked at; None for the platform that the case was recorded on.
+    # The side to search; None for the platform that the case was recorded on.
     suspect: Variant | None = None
-    # The side that it is compared with; None for float64, or with another case for the suspect's
-    # own variant.
+    # The side to compare it with; None for float64 or, with another case, for the suspect's own
+    # variant.
     reference: Variant | None = None
-    # Which question; ``auto`` looks for NaN and Inf where nothing else differs.
+    # What to search for; ``auto`` searches for NaN and Inf where nothing else differs.
     find: SearchTarget = "auto"
     budget: float | None = None  # seconds; None for no limit
     timeout: float = 120.0  # seconds for one module
-    # A folder in which a search that was broken off goes on; None for none. When the search ends,
-    # what it kept there is removed.
+    # A folder that keeps the state of the search, so that it can continue after an interruption;
+    # None for none. When the search ends, it removes that state.
     state: Path | None = None
 
 
@@ -75,21 +75,22 @@ def localize(
     """Localize a difference.
 
     Args:
-        case: With inputs. The suspect side runs its module.
+        case: A case with inputs; the suspect side runs its module.
         request: See `LocalizeRequest`.
-        against: Another case of the same program, whose module the reference side runs: edited, or
-            recorded on another device. The inputs are those of the first.
+        against: Another case of the same program, edited or recorded on another device; the
+            reference side runs its module. Both sides take the inputs of `case`.
         tell: Called with a line of progress.
 
     Raises:
-        UsageError: There are no inputs, a variant cannot be run, or the programs are not the same.
+        UsageError: There are no inputs, a variant cannot be run, or the programs differ in their
+            inputs or results.
         SnapshotError: A module cannot be read.
         ExecutionError: A side fails on a part of the program.
     """
     request = request or LocalizeRequest()
     check_playable(case, 1)
     check_runs_on_one_device(case)
-    case, told = on_one_device(case)
+    case, case_notes = on_one_device(case)
     suspect = suspect_of(case, request.suspect)
     reference = _runnable(request.reference) or (
         suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)
@@ -119,13 +120,13 @@ def localize(
             return side(parse_variant(text), text, programs[0])
 
         session = Session(request.state, request.budget, tell)
-        inputs = [one.value for one in case.inputs or ()]
+        inputs = [array.value for array in case.inputs or ()]
         recorded = None if case.outputs is None else [output.value for output in case.outputs]
-        found = search(session, sides, inputs, request.find, vary, recorded)
-    if found.kind != "unfinished":
+        localization = search(session, sides, inputs, request.find, vary, recorded)
+    if localization.kind != "unfinished":
         session.forget()
-    notes = (*told, *found.notes, *_notes_on_files(case, against))
-    return dataclasses.replace(found, notes=notes)
+    notes = (*case_notes, *localization.notes, *_notes_on_files(case, against))
+    return dataclasses.replace(localization, notes=notes)
 
 
 def search(
@@ -141,10 +142,10 @@ def search(
     Args:
         session: Runs them.
         sides: The suspect and the reference, of different names.
-        inputs: The program's, in order.
+        inputs: The program's inputs, in order.
         find: See `LocalizeRequest`.
-        vary: Gives the suspect with an addition to its variant; None where it has none.
-        recorded: The outputs that were recorded, to say which side gives them.
+        vary: Returns the suspect with an addition to its variant; None where it has no variant.
+        recorded: The recorded outputs, to report which side reproduces them.
 
     Raises:
         UsageError: The two are not the same program.
@@ -162,7 +163,7 @@ def search(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Task:
-    """What is localized."""
+    """The programs, sides and inputs of one localization."""
 
     session: Session  # runs it
     sides: tuple[Side, Side]  # the suspect and the reference, each with its program
@@ -181,7 +182,7 @@ def _answer(
         return _agreement(task, outputs)
     if task.compared.is_same:
         return _between_variants(task, outputs, vary)
-    # Which of the two makes the difference: that the programs differ, or what runs them?
+    # Does the difference come from the programs, or from the way in which each is run?
     suspect, reference = task.sides
     crossed = outputs.reference
     if suspect.run is not reference.run:
@@ -197,16 +198,16 @@ def _answer(
 def _between_variants(
     task: _Task, outputs: Pair, vary: Callable[[str], Side] | None
 ) -> Localization:
-    """Localize a difference that two ways to run one program make."""
+    """Localize a difference between two ways to run one program."""
     session = task.session
     state = Search(session)
-    found = state.whole(task.frame, outputs)
+    finding = state.whole(task.frame, outputs)
     effects: tuple[PassEffect, ...] = ()
-    if state.healed is not None and found.kind == "interaction" and vary is not None:
+    if state.healed is not None and finding.kind == "interaction" and vary is not None:
         healed = state.healed
         effects = try_passes(session, healed.frame, healed.piece, healed.known, healed.whole, vary)
     result = dataclasses.replace(
-        _localization(task, outputs, found),
+        _localization(task, outputs, finding),
         path=tuple(state.path),
         observer_effect=state.observer_effect,
         passes=effects,
@@ -216,12 +217,12 @@ def _between_variants(
 
 
 def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
-    wrong = sum(one.made > 1.0 and not one.chosen for one in path if one.depth == 0)
+    wrong = sum(region.made > 1.0 and not region.chosen for region in path if region.depth == 0)
     return (f"{wrong} more of the first regions go wrong with the same inputs",) if wrong else ()
 
 
 def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localization:
-    """Localize a difference that two programs make, both run as the suspect is."""
+    """Localize a difference between two programs that are both run as the suspect is."""
     suspect = task.sides[0]
     proof = prove(task.session, suspect, task.compared, task.inputs, outputs.suspect, crossed)
     kind: FindingKind = "candidates"
@@ -240,8 +241,8 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localizati
 def _agreement(task: _Task, outputs: Pair) -> Localization:
     edits = [] if task.compared.is_same else edits_between(task.compared)
     places, differences = _edited(edits[:MOST_NAMED], outputs.error())
-    found = Found("nothing", places, differences)
-    return _localization(task, outputs, found)
+    finding = Found("nothing", places, differences)
+    return _localization(task, outputs, finding)
 
 
 def _edited(
@@ -269,7 +270,7 @@ def read_program(case: Case) -> FlatModule:
 
 
 def suspect_of(case: Case, asked: Variant | None) -> Variant:
-    """Return side A: what was asked for, or the platform that the case was recorded on."""
+    """Return side A: the requested one, or the platform that the case was recorded on."""
     platform = str(case.environment.get("platform", "")).lower()
     return _runnable(asked) or parse_variant(_PLATFORMS.get(platform, "cpu"))
 
@@ -298,18 +299,18 @@ def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarra
         )
     entry = suspect.program.module.entry_computation_id
     one_program = (suspect, dataclasses.replace(reference, program=suspect.program))
-    frame = frame_of(one_program, (entry, entry), [{Value(0): one} for one in inputs])
+    frame = frame_of(one_program, (entry, entry), [{Value(0): array} for array in inputs])
     return _Task(session, sides, frame, compared, inputs)
 
 
 def _run_whole(task: _Task) -> Pair:
-    """Run both sides' programs as they are."""
+    """Run both sides' programs unchanged."""
     ((got,), (right,)) = task.session.run(*(whole(side, task.inputs) for side in task.sides))
     return Pair(got, dict(zip(got, right.values(), strict=True)))
 
 
 def _run_crossed(task: _Task) -> Values:
-    """Run the reference's program as the suspect's is run."""
+    """Run the reference's program in the way that the suspect's program is run."""
     suspect, reference = task.sides
     crossed = dataclasses.replace(suspect, program=reference.program)
     ((values,),) = task.session.run(whole(crossed, task.inputs))
@@ -324,23 +325,23 @@ def _localize_nonfinite(task: _Task, outputs: Pair) -> Localization:
     origin = nonfinite.first_origin(task.session, task.frame, outputs.suspect)
     if origin is None:
         result = _localization(task, outputs, Found("nothing", ()))
-        told = nonfinite.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
-        return dataclasses.replace(result, reference="", sentence=told)
-    found = Found("instruction", (origin.place,), (), float("inf"))
-    result = _localization(task, outputs, found)
+        answer = nonfinite.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
+        return dataclasses.replace(result, reference="", sentence=answer)
+    finding = Found("instruction", (origin.place,), (), float("inf"))
+    result = _localization(task, outputs, finding)
     return dataclasses.replace(result, reference="", sentence=nonfinite.origin_sentence(origin))
 
 
-def _localization(task: _Task, outputs: Pair | None, found: Found) -> Localization:
+def _localization(task: _Task, outputs: Pair | None, finding: Found) -> Localization:
     matched, count = count_matched(task.compared)
     session = task.session
     result = Localization(
-        kind=found.kind,
+        kind=finding.kind,
         sentence="",
         suspect=task.sides[0].name,
         reference=task.sides[1].name,
-        instructions=found.places,
-        difference=found.difference,
+        instructions=finding.places,
+        difference=finding.difference,
         outputs=_output_differences(outputs) if outputs is not None else (),
         matched=matched,
         instruction_count=count,
@@ -361,22 +362,25 @@ def _output_differences(outputs: Pair) -> tuple[ValueDifference, ...]:
 def _notes_on_recorded(
     frame: ComputationFrame, outputs: Pair, recorded: Sequence[np.ndarray] | None
 ) -> tuple[str, ...]:
-    """Say which sides give what was recorded."""
+    """Return notes on which sides reproduce the recorded outputs."""
     if recorded is None or len(recorded) != len(outputs.suspect):
         return ()
-    told = []
+    notes = []
     for side, values in zip(frame.sides, (outputs.suspect, outputs.reference), strict=True):
         error = max(
-            (error_between(got, one) for got, one in zip(values.values(), recorded, strict=True)),
+            (
+                error_between(got, expected)
+                for got, expected in zip(values.values(), recorded, strict=True)
+            ),
             default=0.0,
         )
         gives = "reproduces" if error <= 1.0 else "does not reproduce"
-        told.append(f"{side.name} {gives} the recorded outputs (error: {error_text(error)})")
-    return tuple(told)
+        notes.append(f"{side.name} {gives} the recorded outputs (error: {error_text(error)})")
+    return tuple(notes)
 
 
 def _notes_on_files(case: Case, against: Case | None) -> tuple[str, ...]:
-    """Say how what was recorded in two files differs."""
+    """Return notes on how the recorded inputs and outputs of two files differ."""
     if against is None:
         return ()
     notes = []
@@ -390,9 +394,9 @@ def _notes_on_files(case: Case, against: Case | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _same(ones: Sequence[NamedArray] | None, others: Sequence[NamedArray] | None) -> bool:
-    if ones is None or others is None:
+def _same(first: Sequence[NamedArray] | None, second: Sequence[NamedArray] | None) -> bool:
+    if first is None or second is None:
         return True  # nothing that could differ
-    return len(ones) == len(others) and all(
-        same_bits(one.value, other.value) for one, other in zip(ones, others, strict=True)
+    return len(first) == len(second) and all(
+        same_bits(left.value, right.value) for left, right in zip(first, second, strict=True)
     )

@@ -1,8 +1,9 @@
 """A computation as a line of instructions that can be cut, and where to cut it.
 
-A *position* is a place between two instructions of the line. What is computed before it and used
-after it is *live* there: whoever knows the live values can go on from that position. Constants and
-what is made of them alone are never live, they are made again wherever they are used.
+A *position* is a place between two instructions of the line. A value that is computed before it
+and used after it is *live* there: the live values suffice to continue from that position.
+Constants, and values computed from constants alone, are never live: they are computed again
+wherever they are used.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FlatModule:
 
     module: XlaMessage  # the HloModuleProto, its calls inlined
     scopes: Scopes  # which calls an inlined instruction was in
-    # Which instruction of a called computation it is a copy of.
+    # By the id of a copied instruction: the instruction of a called computation that was copied.
     origins: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -54,7 +55,7 @@ class FlatModule:
 
 
 def flatten(module: XlaMessage) -> FlatModule:
-    """Return a module as a `Program`; the module is edited in place."""
+    """Return a module as a `FlatModule`; edit the module in place."""
     return FlatModule(module, *inline_calls(module))
 
 
@@ -68,85 +69,100 @@ class Line:
             instruction.id: instruction for instruction in computation.instructions
         }
         self.root = root_instruction(computation)
-        used = reached([self.root.id], lambda one: self.by_id[one].operand_ids)
+        used = reached(
+            [self.root.id], lambda instruction_id: self.by_id[instruction_id].operand_ids
+        )
         self.order: list[XlaMessage] = [
             instruction for instruction in computation.instructions if instruction.id in used
         ]
         self.free = self._free()
-        self.position = {one.id: index for index, one in enumerate(self.order)}
+        self.position = {instruction.id: index for index, instruction in enumerate(self.order)}
         self._last_use = self._last_uses()
 
     def _free(self) -> set[int]:
         free: set[int] = set()
-        for one in self.order:
-            of_free = one.opcode in _MADE_OF_SOURCES and all(i in free for i in one.operand_ids)
-            if one.opcode in _SOURCES or of_free:
-                free.add(one.id)
+        for instruction in self.order:
+            of_free = instruction.opcode in _MADE_OF_SOURCES and all(
+                i in free for i in instruction.operand_ids
+            )
+            if instruction.opcode in _SOURCES or of_free:
+                free.add(instruction.id)
         return free
 
     def _last_uses(self) -> dict[int, int]:
         last: dict[int, int] = {}
-        for index, one in enumerate(self.order):
-            # What a free value is made of is free: it lives nowhere.
-            for operand in () if one.id in self.free else one.operand_ids:
+        for index, instruction in enumerate(self.order):
+            # The operands of a free value are free, so they are live nowhere.
+            for operand in () if instruction.id in self.free else instruction.operand_ids:
                 last[operand] = index
         last[self.root.id] = len(self.order)
         return last
 
     def live(self, position: int) -> tuple[int, ...]:
-        """Return the ids of the values that are live at a position, parameters left out."""
+        """Return the ids of the values that are live at a position, without parameters."""
         return tuple(
-            one.id
-            for one in self.order[:position]
-            if self._last_use.get(one.id, -1) >= position
-            and one.id not in self.free
-            and one.opcode != "parameter"
+            instruction.id
+            for instruction in self.order[:position]
+            if self._last_use.get(instruction.id, -1) >= position
+            and instruction.id not in self.free
+            and instruction.opcode != "parameter"
         )
 
     def results(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return what the instructions from `start` to `stop` leave to those after them."""
-        inside = {one.id for one in self.order[start:stop]}
-        made = tuple(one for one in self.live(stop) if one in inside)
-        return made or ((self.root.id,) if stop == len(self.order) else ())
+        """Return the values of the instructions from `start` to `stop` that later ones use."""
+        inside = {instruction.id for instruction in self.order[start:stop]}
+        results = tuple(value for value in self.live(stop) if value in inside)
+        return results or ((self.root.id,) if stop == len(self.order) else ())
 
     def taken(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return what the instructions from `start` to `stop` read that is live at `start`."""
-        read = {operand for one in self.order[start:stop] for operand in one.operand_ids}
-        return tuple(one for one in self.live(start) if one in read)
+        """Return the values live at `start` that the instructions from there to `stop` read."""
+        read = {
+            operand for instruction in self.order[start:stop] for operand in instruction.operand_ids
+        }
+        return tuple(value for value in self.live(start) if value in read)
 
     def live_totals(self, weigh: Callable[[XlaMessage], int]) -> list[int]:
-        """Return for each position the sum of what `weigh` says of the values live there."""
+        """Return, for each position, the sum of `weigh` over the values that are live there."""
         changes = [0] * (len(self.order) + 2)
-        for index, one in enumerate(self.order):
-            if one.id in self._last_use and one.id not in self.free and one.opcode != "parameter":
-                weight = weigh(one)
+        for index, instruction in enumerate(self.order):
+            if (
+                instruction.id in self._last_use
+                and instruction.id not in self.free
+                and instruction.opcode != "parameter"
+            ):
+                weight = weigh(instruction)
                 changes[index + 1] += weight
-                changes[self._last_use[one.id] + 1] -= weight
+                changes[self._last_use[instruction.id] + 1] -= weight
         return list(itertools.accumulate(changes[:-1]))
 
     def work(self, start: int = 0, stop: int | None = None) -> list[XlaMessage]:
-        """Return the instructions of a range that do something: the ones that can be at fault."""
+        """Return the instructions of a range that compute something, and so can be at fault."""
         return [
-            one
-            for one in self.order[start:stop]
-            if one.opcode not in NO_WORK and one.id not in self.free
+            instruction
+            for instruction in self.order[start:stop]
+            if instruction.opcode not in NO_WORK and instruction.id not in self.free
         ]
 
     def sources(self, start: int, stop: int) -> list[XlaMessage]:
-        """Return what is made of constants alone and used in a range, in order."""
+        """Return the instructions computed from constants alone that a range uses, in order."""
 
         def free_operands(instructions: Iterable[XlaMessage]) -> Iterator[int]:
-            for one in instructions:
-                yield from self.free.intersection(one.operand_ids)
+            for instruction in instructions:
+                yield from self.free.intersection(instruction.operand_ids)
 
-        found = reached(
-            free_operands(self.order[start:stop]), lambda one: free_operands([self.by_id[one]])
+        source_ids = reached(
+            free_operands(self.order[start:stop]),
+            lambda source_id: free_operands([self.by_id[source_id]]),
         )
-        return [one for one in self.order if one.id in found and one.opcode not in NO_WORK]
+        return [
+            instruction
+            for instruction in self.order
+            if instruction.id in source_ids and instruction.opcode not in NO_WORK
+        ]
 
     def place(self, instruction: XlaMessage, frame: Sequence[str] = ()) -> InstructionPlace:
         """Describe an instruction for a person."""
-        operands = [self.by_id[one] for one in instruction.operand_ids]
+        operands = [self.by_id[operand_id] for operand_id in instruction.operand_ids]
         return InstructionPlace(
             name=instruction.name,
             opcode=instruction.opcode,
@@ -170,13 +186,14 @@ class Region:
 def choose_cuts(line: Line, matched: Container[int], region: Region, most: int) -> list[int]:
     """Return the positions at which to cut a region into at most ``most`` regions.
 
-    The regions have about as many instructions that do something, at least one, and are cut where
-    few bytes are live, rather between two named scopes or calls than within one, and never where
-    a value is live that the other side has not.
+    Each region has about the same number of instructions that compute something, and at least one.
+    Prefer cuts where few bytes are live, and between two named scopes or calls to cuts within one.
+    Never cut where a value is live that the other side does not have.
     """
-    work = {one.id for one in line.work(region.start, region.stop)}
-    unmatched = line.live_totals(lambda one: one.id not in matched)
-    # Right behind work only: what follows it without doing anything belongs to its users.
+    work = {instruction.id for instruction in line.work(region.start, region.stop)}
+    unmatched = line.live_totals(lambda instruction: instruction.id not in matched)
+    # Cut only right after an instruction that computes something: the instructions after it that
+    # compute nothing belong to its users.
     behind = [
         position
         for position in range(region.start + 1, region.stop)
@@ -186,23 +203,23 @@ def choose_cuts(line: Line, matched: Container[int], region: Region, most: int) 
     ranks = {position: rank for position, rank in ranks.items() if rank < len(work)}
     if len(ranks) < most:
         return list(ranks)
-    live_bytes = line.live_totals(lambda one: bytes_of(one.shape))
+    live_bytes = line.live_totals(lambda instruction: bytes_of(instruction.shape))
 
     def cost(position: int) -> float:
-        scopes = {_scope(line, line.order[one]) for one in (position - 1, position)}
+        scopes = {_scope(line, line.order[index]) for index in (position - 1, position)}
         return (live_bytes[position] + 1) / len(scopes)
 
     chosen = []
     step = len(work) / most
     for number in range(1, most):
-        near = [one for one, rank in ranks.items() if -0.5 < rank / step - number <= 0.5]
+        near = [position for position, rank in ranks.items() if -0.5 < rank / step - number <= 0.5]
         if near:
             chosen.append(min(near, key=cost))
     return chosen
 
 
 def between(region: Region, cuts: Sequence[int]) -> list[Region]:
-    """Return the regions that cuts make of a region."""
+    """Return the regions into which cuts divide a region."""
     bounds = [region.start, *cuts, region.stop]
     return [Region(*pair) for pair in itertools.pairwise(bounds)]
 

@@ -1,13 +1,14 @@
 """Narrow a difference down to an instruction.
 
-One round cuts a region into a few, runs it with taps at the cuts on both sides (carried inputs:
-what became of the error so far), then runs every piece from the reference's values (clean inputs:
-who makes an error), and goes on inside the first that makes one, provided that the suspect gives
-there what it gave before it was cut. Four modules a round, whatever the number of pieces, and a
-round divides the number of instructions by `REGIONS`.
+One round cuts a region into several, runs it with taps at the cuts on both sides (carried inputs:
+how large the error is so far), then runs every piece from the reference's values (clean inputs:
+which piece makes an error), and continues inside the first piece that makes one, provided that the
+suspect gives the same values there as it did before the cut. A round runs four modules, whatever
+the number of pieces, and divides the number of instructions by `REGIONS`.
 
-Where any cut makes the error vanish, no instruction is at fault, but what the compiler makes of
-several of them: XLA is asked which of its passes change the piece, and runs it without each.
+Where every cut makes the error vanish, no single instruction is at fault, but the code that the
+compiler generates for several of them: XLA says which of its passes change the piece, and the piece
+runs without each of these.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from snaprt_replay.localize.sides import (
 )
 
 COARSE_REGIONS = 8
-"""Into how many regions the whole program is cut: few taps, so that they change little."""
+"""Number of regions into which the whole program is cut: few, so that taps change little."""
 REGIONS = 16
-"""Into how many a region is cut."""
-_FEWER = (2, 4)  # where that many taps heal the program: into two, in the middle, then elsewhere
-_CLEAR = 0.03  # a region is at fault if its error is not small beside the largest that one makes
+"""Number of regions into which a region is cut."""
+_FEWER = (2, 4)  # where that many taps remove the error: two parts, cut in the middle or elsewhere
+_CLEAR = 0.03  # a region is at fault if its error exceeds this share of the largest error
 _LARGEST_CLEAR = 1e4
-_BEYOND_CUTTING = 4.0  # and if it is so many times what cutting alone makes of the suspect
-_MOST_TRIED = 3  # regions that make an error and turn out only to amplify what is inside them
+_BEYOND_CUTTING = 4.0  # and more than this many times the error that cutting alone causes
+_MOST_TRIED = 3  # regions that make an error but prove only to amplify rounding inside them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,13 +62,13 @@ class Found:
 
     kind: FindingKind  # as of a `Localization`
     places: tuple[InstructionPlace, ...]  # the instructions
-    difference: tuple[ValueDifference, ...] = ()  # the values of the last of them on both sides
-    error: float = 0.0  # the error they make, or carry where it is amplification
+    difference: tuple[ValueDifference, ...] = ()  # their last values, compared between the sides
+    error: float = 0.0  # the error that they make, or carry in the case of amplification
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Healed:
-    """A piece that goes wrong as a whole, but not when any cut is made in it."""
+    """A piece that goes wrong as a whole, but not with any cut in it."""
 
     frame: ComputationFrame
     piece: Piece
@@ -77,16 +78,16 @@ class Healed:
 
 @dataclasses.dataclass(eq=False)
 class Search:
-    """The state of one search: what has been seen on the way."""
+    """The state of one search."""
 
     session: Session  # runs the pieces
     path: list[RegionError] = dataclasses.field(default_factory=list)  # the regions looked at
-    # The outputs' error without taps and with the first ones.
+    # The outputs' error without taps and with the first taps.
     observer_effect: tuple[float, float] | None = None
-    last: tuple[InstructionPlace, ...] = ()  # where the search was when it had to stop
-    # What goes wrong in one piece, and not when it is cut, if that was found.
+    last: tuple[InstructionPlace, ...] = ()  # the instructions searched last
+    # A piece that goes wrong only while it is not cut, if the search met one.
     healed: Healed | None = None
-    # The region looked at last, its frame and the clean values at its start.
+    # The region searched last, with its frame and the clean values at its start.
     innermost: tuple[ComputationFrame, Region, Values] | None = None
 
     def whole(self, frame: ComputationFrame, outputs: Pair) -> Found:
@@ -105,9 +106,11 @@ class Search:
     def _inside(
         self, frame: ComputationFrame, region: Region, known: Values, whole: Pair, depth: int
     ) -> Found:
-        """Search a region that goes wrong on the clean values `known`; `whole` is what it gave."""
+        """Search a region that goes wrong on the clean values `known` and returns `whole`."""
         work = frame.line.work(region.start, region.stop)
-        self.last = tuple(frame.line.place(one, frame.names) for one in work[:REGIONS])
+        self.last = tuple(
+            frame.line.place(instruction, frame.names) for instruction in work[:REGIONS]
+        )
         self.innermost = (frame, region, known)
         if len(work) <= 1:
             return self._at_one(frame, region, known, whole, depth)
@@ -119,22 +122,24 @@ class Search:
             self.healed = Healed(frame, piece_of(frame, region, [region]), known, whole)
             return Found("interaction", self.last, _differences(frame, whole), whole.error())
         regions, carried = tapped
-        made = self._clean(frame, regions, known, carried)
-        errors = [pair.error() for pair in made]
+        clean = self._clean(frame, regions, known, carried)
+        errors = [pair.error() for pair in clean]
         chosen = _at_fault(errors)
         if chosen:
             by_cutting = self._by_cutting(frame, regions, known, carried)
-            chosen = [one for one in chosen if errors[one] > _BEYOND_CUTTING * by_cutting[one]]
+            chosen = [
+                index for index in chosen if errors[index] > _BEYOND_CUTTING * by_cutting[index]
+            ]
             if not chosen:
                 return Found("candidates", self.last, _differences(frame, whole), whole.error())
-        self._note(frame, region, regions, made, carried, chosen, depth)
+        self._note(frame, region, regions, clean, carried, chosen, depth)
         best: Found | None = None
         for index in chosen[:_MOST_TRIED]:
             inner = self._inside(
                 frame,
                 regions[index],
                 known_at(frame, regions[index], known, carried.clean()),
-                made[index],
+                clean[index],
                 depth + 1,
             )
             if inner.kind != "amplification":
@@ -153,10 +158,10 @@ class Search:
         ways: Sequence[Sequence[int]],
         depth: int,
     ) -> tuple[list[Region], Pair] | None:
-        """Cut a region and run it with taps on both sides; None if any cut makes the error go.
+        """Cut a region and run it with taps on both sides; None if every cut removes the error.
 
         Returns:
-            The regions, and all the values that are live at a cut or at the end.
+            The regions, and all values that are live at a cut or at the end.
         """
         for cuts in ways:
             regions = between(region, cuts)
@@ -177,7 +182,7 @@ class Search:
         most = REGIONS if depth else COARSE_REGIONS
         ways = [choose_cuts(frame.line, frame.matching, region, most)]
         quarters = choose_cuts(frame.line, frame.matching, region, _FEWER[1])
-        ways += [[one] for one in (*quarters[1:2], *quarters[:1], *quarters[2:])]
+        ways += [[position] for position in (*quarters[1:2], *quarters[:1], *quarters[2:])]
         return [way for index, way in enumerate(ways) if way and way not in ways[:index]]
 
     def _clean(
@@ -191,12 +196,13 @@ class Search:
     def _by_cutting(
         self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
     ) -> list[float]:
-        """Return how far cutting alone takes the suspect from itself, region by region."""
+        """Return, for each region, the error that cutting alone causes on the suspect side."""
         pieces = [piece_of(frame, region, [region]) for region in regions]
         values = [known_at(frame, region, known, carried.suspect) for region in regions]
         alone = run_suspect(self.session, frame, pieces, values)
         return [
-            Pair(one, {value: carried.suspect[value] for value in one}).error() for one in alone
+            Pair(results, {value: carried.suspect[value] for value in results}).error()
+            for results in alone
         ]
 
     # --- where it ends ---
@@ -207,9 +213,9 @@ class Search:
         line = frame.line
         work = line.work(region.start, region.stop)
         sources = line.sources(region.start, region.stop)
-        found = self._among_sources(frame, sources) if sources else None
-        if found is not None:
-            return found
+        finding = self._among_sources(frame, sources) if sources else None
+        if finding is not None:
+            return finding
         if not work:  # an output that is a constant, or an input
             place = line.place(line.root, frame.names)
             return Found("instruction", (place,), _differences(frame, whole), whole.error())
@@ -225,14 +231,14 @@ class Search:
     def _among_sources(
         self, frame: ComputationFrame, sources: Sequence[XlaMessage]
     ) -> Found | None:
-        """Look at what is made of constants alone, and is part of every region that uses it."""
+        """Check the values computed from constants alone, which any region using them contains."""
         ids = tuple(source.id for source in sources if source.id in frame.matching)
         (pair,) = run_both(self.session, frame, [Piece(ids)], [frame.arguments])
-        for one in ids:
-            if pair.error(one) > 1.0:
-                place = frame.line.place(frame.line.by_id[one], frame.names)
-                differing = _differences(frame, pair, one)
-                return Found("instruction", (place,), differing, pair.error(one))
+        for source_id in ids:
+            if pair.error(source_id) > 1.0:
+                place = frame.line.place(frame.line.by_id[source_id], frame.names)
+                differing = _differences(frame, pair, source_id)
+                return Found("instruction", (place,), differing, pair.error(source_id))
         return None
 
     def _enter(
@@ -243,7 +249,7 @@ class Search:
         known: Values,
         depth: int,
     ) -> Found | None:
-        """Go into a loop or a branch; None if what it computes is right, step by step."""
+        """Search inside a loop or a branch; None if each of its steps is correct."""
         if instruction.id not in frame.matching:
             return None
         operands = _operand_values(self.session, frame, instruction, known)
@@ -263,13 +269,13 @@ class Search:
         known: Values,
         carried: Pair,
     ) -> Found:
-        """Follow the error along the cuts to the instruction that makes it grow most.
+        """Follow the error along the cuts to the instruction that increases it most.
 
-        No region makes an error, so what is looked at is the whole of `region` each time, with
-        more taps where the growth is.
+        No region makes an error, so run the whole of `region` each time, with more taps where the
+        error grows.
         """
         while True:
-            growth = [_growth(frame, one, carried) for one in regions]
+            growth = [_growth(frame, part, carried) for part in regions]
             steepest = regions[growth.index(max(growth))]
             cuts = choose_cuts(frame.line, frame.matching, steepest, REGIONS)
             if not cuts:
@@ -282,25 +288,25 @@ class Search:
             (carried,) = run_both(self.session, frame, [piece_of(frame, region, bounds)], [known])
         work = frame.line.work(steepest.start, steepest.stop)
         ends = frame.line.results(steepest.start, steepest.stop)
-        places = tuple(frame.line.place(one, frame.names) for one in work)
+        places = tuple(frame.line.place(instruction, frame.names) for instruction in work)
         differing = _differences(frame, carried, *ends)
         return Found("amplification", places, differing, carried.error(*ends))
 
-    # --- what is told ---
+    # --- what is reported ---
 
     def _note(
         self,
         frame: ComputationFrame,
         region: Region,
         regions: Sequence[Region],
-        made: Sequence[Pair],
+        clean: Sequence[Pair],
         carried: Pair,
         chosen: Sequence[int],
         depth: int,
     ) -> None:
-        for index, (one, pair) in enumerate(zip(regions, made, strict=True)):
-            work = frame.line.work(one.start, one.stop)
-            taken = frame.line.taken(one.start, one.stop)
+        for index, (part, pair) in enumerate(zip(regions, clean, strict=True)):
+            work = frame.line.work(part.start, part.stop)
+            taken = frame.line.taken(part.start, part.stop)
             comes_in = carried.error(*taken) if taken else 0.0
             self.path.append(
                 RegionError(
@@ -310,7 +316,7 @@ class Search:
                     depth=depth,
                     made=pair.error(),
                     carried_in=comes_in,
-                    carried_out=carried.error(*frame.line.results(one.start, one.stop)),
+                    carried_out=carried.error(*frame.line.results(part.start, part.stop)),
                     chosen=index in chosen[:1],
                 )
             )
@@ -325,28 +331,32 @@ class Search:
         session.tell(f"{left} instructions{where}: {what}{estimate}")
 
 
-def _at_fault(made: Sequence[float]) -> list[int]:
-    """Return which regions make an error, in order; the first is the likely one."""
-    largest = min(max(made), _LARGEST_CLEAR)
-    return [index for index, error in enumerate(made) if error > max(1.0, largest * _CLEAR)]
+def _at_fault(errors: Sequence[float]) -> list[int]:
+    """Return the indices of the regions that make an error, in order; the first is likeliest."""
+    largest = min(max(errors), _LARGEST_CLEAR)
+    return [index for index, error in enumerate(errors) if error > max(1.0, largest * _CLEAR)]
 
 
 def piece_of(frame: ComputationFrame, region: Region, regions: Sequence[Region]) -> Piece:
-    """Return a region as a piece that also gives what is live where its parts end."""
+    """Return a region as a piece that also returns the values live where its parts end."""
     results = [result for part in regions for result in frame.line.results(part.start, part.stop)]
     return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
 
 
 def known_at(frame: ComputationFrame, region: Region, known: Values, tapped: Values) -> Values:
-    """Return the clean values at a region's start: what was known before, and what taps gave."""
+    """Return the clean values at a region's start: those already known, and those of taps."""
     live = set(frame.line.live(region.start))
     return {
-        **{one: array for one, array in known.items() if _is_parameter(frame, one.instruction)},
         **{
-            one: array
+            value: array
+            for value, array in known.items()
+            if _is_parameter(frame, value.instruction)
+        },
+        **{
+            value: array
             for source in (known, tapped)
-            for one, array in source.items()
-            if one.instruction in live
+            for value, array in source.items()
+            if value.instruction in live
         },
     }
 
@@ -360,10 +370,10 @@ def _operand_values(
 ) -> list[Values]:
     """Return the clean values of an instruction's operands, in order."""
     ids = tuple(dict.fromkeys(instruction.operand_ids))
-    given = frozenset(one.instruction for one in known)
-    (values,) = run_reference(session, frame, [Piece(ids, given)], [known])
+    known_ids = frozenset(value.instruction for value in known)
+    (values,) = run_reference(session, frame, [Piece(ids, known_ids)], [known])
     return [
-        {one: array for one, array in values.items() if one.instruction == operand}
+        {value: array for value, array in values.items() if value.instruction == operand}
         for operand in instruction.operand_ids
     ]
 
@@ -373,7 +383,7 @@ def _growth(frame: ComputationFrame, region: Region, carried: Pair) -> float:
     taken = frame.line.taken(region.start, region.stop)
     comes_in = carried.error(*taken) if taken else 0.0
     goes_out = carried.error(*frame.line.results(region.start, region.stop))
-    # Where next to none comes in, the first rounding would look like the steepest growth.
+    # Where almost no error comes in, the first rounding would look like the steepest growth.
     return goes_out / max(comes_in, 1e-2) if math.isfinite(goes_out) else math.inf
 
 
@@ -385,8 +395,10 @@ def _inner_bounds(region: Region, steepest: Region, cuts: Sequence[int]) -> list
 def _differences(
     frame: ComputationFrame, pair: Pair, *instructions: int
 ) -> tuple[ValueDifference, ...]:
-    """Compare what instructions gave, by default all, in words."""
-    names: Mapping[int, str] = {one.id: one.name for one in frame.line.order}
+    """Compare the values of some instructions, by default of all, between the sides."""
+    names: Mapping[int, str] = {
+        instruction.id: instruction.name for instruction in frame.line.order
+    }
     return tuple(
         difference(
             ".".join(map(str, (names[value.instruction], *value.path))),
@@ -400,9 +412,9 @@ def _differences(
 
 
 _WITHOUT_ANY: Final = "optimization=0"
-# Tried where a device's compiler does not say what its passes did.
+# Passes to try where a device's compiler does not say which of its passes changed the piece.
 _USUAL: Final = ("algsimp", "fusion")
-# How XLA names what it dumps between passes: module_0001.NAME.0014.PIPELINE.after_X.before_Y.txt
+# XLA's names of files dumped between passes: module_0001.NAME.0014.PIPELINE.after_X.before_Y.txt
 _AFTER: Final = re.compile(r"\.after_([^.]+)\.before_[^.]+\.txt$")
 _NO_PASS: Final = "pipeline-start"
 
@@ -415,18 +427,18 @@ def try_passes(
     whole: Pair,
     vary: Callable[[str], Side],
 ) -> tuple[PassEffect, ...]:
-    """Run a piece without one pass after the other.
+    """Run a piece several times, each time without another compiler pass.
 
     Args:
         session: Runs it.
-        frame: Where the piece is from.
-        piece: What goes wrong.
+        frame: The frame that contains the piece.
+        piece: The piece that goes wrong.
         known: The values that it takes.
-        whole: What it gave on both sides.
-        vary: Gives the suspect side with an addition to its variant.
+        whole: Its results on both sides.
+        vary: Returns the suspect side with an addition to its variant.
 
     Returns:
-        What became of the error under each variant, smallest first.
+        The error under each variant, smallest first.
     """
 
     def run(side: Side) -> Values:
@@ -445,19 +457,19 @@ def try_passes(
                 error, failed = math.inf, failure.message
             effects.append(PassEffect(side.name, error, failed))
     except BudgetSpentError:
-        pass  # what was tried until then is said
-    return tuple(sorted(effects, key=lambda one: one.error))
+        pass  # report the variants tried until then
+    return tuple(sorted(effects, key=lambda effect: effect.error))
 
 
 def _passes_that_change(
     run: Callable[[Side], Values], vary: Callable[[str], Side]
 ) -> Sequence[str]:
-    """Return the names of the passes that change the piece, in order; none if XLA does not say."""
+    """Return the names of the passes that change the piece, in order; none if unknown."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(vary(f"xla-flags=--xla_dump_to={folder} --xla_dump_hlo_pass_re=.*"))
         except ExecutionError:
             return ()
-        found = [_AFTER.search(path.name) for path in sorted(Path(folder).iterdir())]
-    names = dict.fromkeys(one[1] for one in found if one is not None)
+        matches = [_AFTER.search(path.name) for path in sorted(Path(folder).iterdir())]
+    names = dict.fromkeys(match[1] for match in matches if match is not None)
     return [name for name in names if name != _NO_PASS]

@@ -1,7 +1,7 @@
-"""Run pieces of the two sides, and remember what came out.
+"""Run pieces of the two sides and remember the results.
 
-Every answer is kept in a folder under the hash of what was run on what, so that a search that was
-broken off takes the same way again without running anything.
+A folder keeps every result under the hash of the module and its inputs, so that an interrupted
+search repeats its steps without running anything.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from snaprt_replay.localize.program import FlatModule, Line
 from snaprt_replay.run.workers import Outcome
 
 Values = Mapping[Value, np.ndarray]
-"""Arrays by the value of the computation that they are."""
+"""Arrays, by the value of the computation that each of them is."""
 
 
 RunModule = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
-"""Start a serialized HloModuleProto on inputs: `Workers.submit` with a variant, or another."""
+"""Start a serialized HloModuleProto on inputs, for example `Workers.submit` with a variant."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two that are compared."""
+    """One of the two sides that are compared."""
 
-    name: str  # what to call it: the variant as the user wrote it, and whose program it runs
-    program: FlatModule  # what it runs
-    run: RunModule  # how
+    name: str  # the variant as the user wrote it, and whose program it runs
+    program: FlatModule  # the program that it runs
+    run: RunModule  # how it runs a module
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,16 +58,16 @@ _ANSWER, _UNFINISHED = ".answer", ".unfinished"
 
 
 class BudgetSpentError(Exception):
-    """The seconds that the user gave are over. It never leaves this package."""
+    """The user's budget of seconds is spent. This error never leaves this package."""
 
 
 class Session:
-    """Count, remember and limit what is run.
+    """Count, remember and limit the runs of modules.
 
     Args:
-        state: A folder to remember answers in; None to forget them.
+        state: A folder to keep results in; None to keep none.
         budget: Seconds after which no further module is started; None for no limit.
-        tell: Called with a line for the user before each round of runs.
+        tell: Called with a line of progress before each round of runs.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Session:
         self._started = time.perf_counter()
         self._budget = budget
         self._compiled: set[str] = set()
-        # With the line itself, so that no other gets its id in the meantime.
+        # Keep the line itself too, so that no other line can get its id in the meantime.
         self._extracts: dict[object, tuple[Line, Extract, bytes]] = {}
 
     @property
@@ -93,22 +93,22 @@ class Session:
         return time.perf_counter() - self._started
 
     def run(self, *orders: Order) -> list[list[Values]]:
-        """Run each order, all at a time, and return the results of each of its pieces.
+        """Run all orders at the same time, and return the results of the pieces of each.
 
         Raises:
-            BudgetSpentError: Before anything is started.
+            BudgetSpentError: The budget was spent before an order could start.
             ExecutionError: A side cannot compile or run a piece.
         """
         return [[*finish()] for finish in [self._start(order) for order in orders]]
 
     def _start(self, order: Order) -> Callable[[], list[Values]]:
-        made, hlo = self._extract(order)
-        inputs = _inputs(made, order.values)
+        extracted, hlo = self._extract(order)
+        inputs = _inputs(extracted, order.values)
         key, module_key = _key(order.side.name, hlo, inputs)
         remembered = self._recall(key)
         if remembered is not None:
             self.remembered += 1
-            return lambda: _sort(made, remembered)
+            return lambda: _sort(extracted, remembered)
         if self._budget is not None and self.seconds > self._budget:
             raise BudgetSpentError
         self.executions += 1
@@ -122,7 +122,7 @@ class Session:
             if outcome.outputs is None:
                 raise _failed(order.side, outcome)
             self._remember(key, outcome.outputs)
-            return _sort(made, outcome.outputs)
+            return _sort(extracted, outcome.outputs)
 
         return finish
 
@@ -132,8 +132,8 @@ class Session:
         if key not in self._extracts:
             while len(self._extracts) >= _KEPT_EXTRACTS:
                 del self._extracts[next(iter(self._extracts))]
-            made = extract(order.line.program.module, order.line.computation, order.pieces)
-            self._extracts[key] = (order.line, made, serialize(made.module))
+            extracted = extract(order.line.program.module, order.line.computation, order.pieces)
+            self._extracts[key] = (order.line, extracted, serialize(extracted.module))
         return self._extracts[key][1:]
 
     def _recall(self, key: str) -> tuple[np.ndarray, ...] | None:
@@ -146,10 +146,10 @@ class Session:
                     _read_array(file.read(size), dtype, shape) for dtype, shape, size in kinds
                 )
         except (OSError, ValueError, TypeError):
-            return None  # not there, or broken off while it was written
+            return None  # missing, or writing it was interrupted
 
     def forget(self) -> None:
-        """Remove the answers from the folder, and the folder if nothing else is in it."""
+        """Remove the results from the folder, and the folder if it is empty then."""
         if self._state is None:
             return
         with contextlib.suppress(OSError):
@@ -181,32 +181,36 @@ def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
     return np.frombuffer(content, floatbits.dtype_named(dtype)).reshape(shape)
 
 
-def _inputs(made: Extract, values: Sequence[Values]) -> list[np.ndarray]:
-    found = [values[index][value] for index, piece in enumerate(made.parameters) for value in piece]
-    return typed(made.module, found)
+def _inputs(extracted: Extract, values: Sequence[Values]) -> list[np.ndarray]:
+    arrays = [
+        values[index][value] for index, piece in enumerate(extracted.parameters) for value in piece
+    ]
+    return typed(extracted.module, arrays)
 
 
 def typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return a module's inputs, in the dtypes that its parameters have."""
+    """Return a module's inputs in the dtypes of its parameters."""
     taken = parameters(entry_computation(module))
     return [
-        np.ascontiguousarray(array.astype(dtype_of(one.shape), copy=False)).reshape(array.shape)
-        for array, one in zip(arrays, taken, strict=True)
+        np.ascontiguousarray(array.astype(dtype_of(parameter.shape), copy=False)).reshape(
+            array.shape
+        )
+        for array, parameter in zip(arrays, taken, strict=True)
     ]
 
 
-def _sort(made: Extract, outputs: Sequence[np.ndarray]) -> list[Values]:
+def _sort(extracted: Extract, outputs: Sequence[np.ndarray]) -> list[Values]:
     """Give each piece its own results."""
     arrays = iter(outputs)
-    return [{value: next(arrays) for value in piece} for piece in made.results]
+    return [{value: next(arrays) for value in piece} for piece in extracted.results]
 
 
 def _key(side: str, hlo: bytes, inputs: Sequence[np.ndarray]) -> tuple[str, str]:
     of_module = hashlib.blake2b(side.encode() + b"\0" + hlo, digest_size=16)
     of_run = of_module.copy()
-    for one in inputs:
-        of_run.update(f"{one.dtype.name}{one.shape}".encode())
-        of_run.update(one.tobytes())
+    for array in inputs:
+        of_run.update(f"{array.dtype.name}{array.shape}".encode())
+        of_run.update(array.tobytes())
     return of_run.hexdigest(), of_module.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The two sides at one place of the program, and how they are compared there."""
+"""The two sides at one place in the program, and how they are compared there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ComputationFrame:
 
     sides: tuple[Side, Side]  # the suspect and the reference
     lines: tuple[Line, Line]  # their computations
-    matching: Matching  # which instruction of the one is which of the other
-    names: tuple[str, ...]  # the loops and branches around it, outermost first
+    matching: Matching  # which instruction of one is which instruction of the other
+    names: tuple[str, ...]  # the enclosing loops and branches, outermost first
     # The values of its parameters; like all values, by the suspect's instructions.
     arguments: Values
 
@@ -42,10 +42,11 @@ def frame_of(
     Args:
         sides: The suspect and the reference.
         computation_ids: Their computations.
-        arguments: For each parameter in order its arrays, by any instruction's values.
+        arguments: The arrays of each parameter, in order, by any instruction's values.
     """
     suspect, reference = (
-        side.program.line(one) for side, one in zip(sides, computation_ids, strict=True)
+        side.program.line(computation_id)
+        for side, computation_id in zip(sides, computation_ids, strict=True)
     )
     frame = ComputationFrame(sides, (suspect, reference), match(suspect, reference), (), {})
     return called_with(frame, (), arguments)
@@ -54,12 +55,12 @@ def frame_of(
 def called_with(
     frame: ComputationFrame, names: tuple[str, ...], arguments: Sequence[Values]
 ) -> ComputationFrame:
-    """Return a frame of the same computations at another time."""
+    """Return a frame of the same computations, called with other arguments."""
     taken = parameters(frame.line.computation)
     values = {
         Value(parameter.id, value.path): array
-        for parameter, given in zip(taken, arguments, strict=True)
-        for value, array in given.items()
+        for parameter, argument in zip(taken, arguments, strict=True)
+        for value, array in argument.items()
     }
     return dataclasses.replace(frame, names=names, arguments=values)
 
@@ -68,9 +69,9 @@ def called_with(
 class Pair:
     """The values that a piece gave on both sides, by the suspect's instructions."""
 
-    suspect: Values  # the suspect's
-    reference: Values  # the reference's
-    # The reference's for inputs moved by a rounding (`measure.move`); empty if not run.
+    suspect: Values  # the suspect's values
+    reference: Values  # the reference's values
+    # The reference's values for inputs moved by a rounding (`measure.move`); empty if not run.
     moved: Values = dataclasses.field(default_factory=dict)
 
     def error(self, *instructions: int) -> float:
@@ -85,7 +86,7 @@ class Pair:
         )
 
     def clean(self) -> Values:
-        """Return the reference's values in the program's own dtypes: what both sides go on from."""
+        """Return the reference's values in the program's own dtypes; both sides start from them."""
         return {
             value: array.astype(self.suspect[value].dtype, copy=False)
             for value, array in self.reference.items()
@@ -119,16 +120,16 @@ def run_both(
 def run_clean(
     session: Session, frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> list[Pair]:
-    """Run pieces on both sides, to see who makes an error that rounding does not explain.
+    """Run pieces on both sides, to see which makes an error that rounding does not explain.
 
-    Where an error shows, the reference runs again, the same modules, with inputs moved by a
-    rounding: what a cancellation makes of that, it makes of any correct execution's rounding too.
+    Where there is an error, run the same modules on the reference side again, with inputs moved by
+    a rounding: a cancellation amplifies the rounding of any correct execution just as much.
     """
     pairs = run_both(session, frame, pieces, values)
     if all(pair.error() <= 1.0 for pair in pairs):
         return pairs
     generator = np.random.default_rng(0)
-    moved = [{one: move(array, generator) for one, array in known.items()} for known in values]
+    moved = [{value: move(array, generator) for value, array in known.items()} for known in values]
     answers = run_reference(session, frame, pieces, moved)
     return [
         dataclasses.replace(pair, moved=answer) for pair, answer in zip(pairs, answers, strict=True)
@@ -144,22 +145,22 @@ def _suspect_order(
 def _reference_order(
     frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> Order:
-    there = frame.matching
+    matching = frame.matching
     return Order(
         frame.sides[1],
         frame.lines[1],
         [
             Piece(
-                tuple(there[result] for result in piece.results),
-                frozenset(there[one] for one in piece.given),
+                tuple(matching[result] for result in piece.results),
+                frozenset(matching[instruction] for instruction in piece.given),
             )
             for piece in pieces
         ],
         [
             {
-                Value(there[value.instruction], value.path): array
+                Value(matching[value.instruction], value.path): array
                 for value, array in known.items()
-                if value.instruction in there
+                if value.instruction in matching
             }
             for known in values
         ],
@@ -167,15 +168,20 @@ def _reference_order(
 
 
 def _by_suspect(frame: ComputationFrame, results: Sequence[Values]) -> list[Values]:
-    here: Mapping[int, int] = {other: one for one, other in frame.matching.items()}
+    suspect_ids: Mapping[int, int] = {
+        reference_id: suspect_id for suspect_id, reference_id in frame.matching.items()
+    }
     return [
-        {Value(here[value.instruction], value.path): array for value, array in result.items()}
+        {
+            Value(suspect_ids[value.instruction], value.path): array
+            for value, array in result.items()
+        }
         for result in results
     ]
 
 
 MOST_ITERATIONS: Final = 1000
-"""How many iterations of a loop are looked at, from its start."""
+"""How many iterations of a loop are searched, from its start."""
 _TOLD_EVERY: Final = 50
 
 Enter = Callable[
@@ -191,12 +197,14 @@ None if none does.
 def enter_loop(
     session: Session, frame: ComputationFrame, loop: XlaMessage, operands: Sequence[Values]
 ) -> tuple[ComputationFrame, Pair] | None:
-    """Return the first iteration, of body or condition, in which the suspect makes an error.
+    """Return the first iteration of body or condition in which the suspect makes an error.
 
-    Where no iteration makes one beyond its tolerance, it is that of the largest.
+    Where no error exceeds its tolerance, return the iteration with the largest.
     """
     state = operands[0]
-    body, condition = (frame_of(frame.sides, _called(frame, loop, one), [state]) for one in (0, 1))
+    body, condition = (
+        frame_of(frame.sides, _called(frame, loop, position), [state]) for position in (0, 1)
+    )
     worst: tuple[float, ComputationFrame, Pair] | None = None
     for number in range(MOST_ITERATIONS):
         if number % _TOLD_EVERY == 0:
@@ -215,7 +223,7 @@ def enter_loop(
             return body, result
         if worst is None or error > worst[0]:
             worst = (error, body, result)
-        # The next state, in the program's own dtypes, is what the reference gave.
+        # The next state is the reference's result in the program's own dtypes.
         state = {Value(0, value.path): array for value, array in result.clean().items()}
     return worst[1:] if worst else None
 
@@ -223,7 +231,7 @@ def enter_loop(
 def enter_branch(
     session: Session, frame: ComputationFrame, conditional: XlaMessage, operands: Sequence[Values]
 ) -> tuple[ComputationFrame, Pair] | None:
-    """Return the branch that was taken, if the suspect makes an error in it."""
+    """Return the branch that was taken if the suspect makes an error in it."""
     number = branch_taken(conditional, operands[0])
     names = (*frame.names, f"{conditional.name} branch {number}")
     taken = [operands[number + 1]]
@@ -246,8 +254,8 @@ ENTER: Final[Mapping[str, Enter]] = {"while": enter_loop, "conditional": enter_b
 
 
 def _called(frame: ComputationFrame, instruction: XlaMessage, number: int) -> tuple[int, int]:
-    other = frame.lines[1].by_id[frame.matching[instruction.id]]
-    return instruction.called_computation_ids[number], other.called_computation_ids[number]
+    partner = frame.lines[1].by_id[frame.matching[instruction.id]]
+    return instruction.called_computation_ids[number], partner.called_computation_ids[number]
 
 
 def _result(session: Session, frame: ComputationFrame) -> Pair:
