@@ -94,8 +94,9 @@ def _static_module(lowered: jax.stages.Lowered) -> Any:
 
     A function that was exported for symbolic shapes is lowered with dynamic ones.
     """
-    module = lowered.compiler_ir("stablehlo")
-    state = lowered._lowering.compile_args["shape_poly_state"]  # type: ignore[attr-defined]
+    lowering: Any = lowered._lowering
+    module: Any = lowered.compiler_ir("stablehlo")
+    state = lowering.compile_args["shape_poly_state"]
     if state is None or not state.uses_dim_vars:
         return module
     return _mlir.refine_polymorphic_shapes(module)
