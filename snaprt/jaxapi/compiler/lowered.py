@@ -115,7 +115,11 @@ def bytecode(lowered: jax.stages.Lowered) -> bytes:
 
 def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
     """Return the unoptimized module as a serialized ``xla.HloModuleProto``."""
-    return module_to_hlo_proto(_static_module(lowered))
+    module = _static_module(lowered)
+    if module is not lowered.compiler_ir("stablehlo"):
+        return module_to_hlo_proto(module)
+    computation: Any = lowered.compiler_ir("hlo")  # which knows whether its parameters are a tuple
+    return computation.as_serialized_hlo_module_proto()
 
 
 def compile_named(
