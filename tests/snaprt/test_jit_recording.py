@@ -319,6 +319,26 @@ def test_control_flow_and_exported_functions_outside_of_jit_are_executions(dump:
     assert names(dump) == ["scan", "while", "cond", "call_exported"]
 
 
+def test_exported_functions_of_symbolic_shapes_are_recorded_with_those_of_each_call(
+    dump: Path,
+) -> None:
+    (size,) = jax.export.symbolic_shape("size")
+    exported = jax.export.export(jax.jit(jax.nn.softmax))(
+        jax.ShapeDtypeStruct((size, 2), jnp.float32)
+    )
+    with snaprt.record(folder=dump):
+        jitted = jax.jit(exported.call)
+        jitted(x[:2].reshape(1, 2))
+        expected = jitted(three := x[:6].reshape(3, 2))
+        with snaprt.lazy():
+            np.testing.assert_array_equal(exported.call(three) + 0, expected)
+    files = recorded(dump)
+    inputs = [file.array(array_names(file)[0]) for file in files]
+    assert [array.shape for array in inputs] == [(1, 2), (3, 2), (3, 2)]
+    modules = [jaxapi.stablehlo_text(jaxapi.parse_module(file.module.stablehlo)) for file in files]
+    assert not any("dynamic" in module or "tensor<?" in module for module in modules)
+
+
 def test_what_a_callback_calls_is_an_execution(dump: Path) -> None:
     called_back = jax.jit(named(double, "called_back"))
 

@@ -58,6 +58,20 @@ def test_a_bad_shape_leaves_the_graph_so_far_and_the_operation_that_failed(folde
     np.testing.assert_array_equal(file.array("arg0"), np.ones((3, 4), np.float32))
 
 
+def test_a_callback_that_cannot_be_vectorized_is_recorded_and_says_what_is_missing(
+    folder: Path,
+) -> None:
+    def double(h: jax.Array) -> Any:
+        return jax.pure_callback(lambda a: a * 2, jax.ShapeDtypeStruct(h.shape, h.dtype), h)
+
+    with snaprt.lazy(), pytest.raises(NotImplementedError, match="vmap is only supported"):
+        jax.vmap(jax.jit(double))(jnp.ones((3, 4)))
+    error = error_of(recorded(folder))
+    assert error.primitive == "pure_callback"
+    assert error.params["result_avals"]["tuple"][0]["aval"]["text"] == "float32[4]"
+    assert "callback" in error.unencodable[0]
+
+
 def fails_in_jit(h: jax.Array) -> Any:
     return jax.jit(lambda a: jax.lax.add(a, a.T))(h)
 

@@ -9,13 +9,18 @@ from typing import Any
 
 import jax
 from jax._src import effects as _effects
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jaxlib.mlir import ir
 
 from snaprt.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler.executables import compile_options
-from snaprt.jaxapi.compiler.modules import bytecode_without_locations, portable_artifact
+from snaprt.jaxapi.compiler.modules import (
+    bytecode_without_locations,
+    module_to_hlo_proto,
+    portable_artifact,
+)
 from snaprt.jaxapi.installation import Device
 from snaprt.jaxapi.tracing.arrays import is_extended_dtype, key_type_text
 
@@ -81,7 +86,20 @@ def portable_stablehlo(lowered: jax.stages.Lowered) -> bytes:
 
     Modules with dialects that StableHLO does not version (Shardy) are stored in mixed form.
     """
-    return portable_artifact(lowered.compiler_ir("stablehlo"))
+    return portable_artifact(_static_module(lowered))
+
+
+def _static_module(lowered: jax.stages.Lowered) -> Any:
+    """Return the module with the shapes of its arguments, as JAX compiles it.
+
+    A function that was exported for symbolic shapes is lowered with dynamic ones.
+    """
+    lowering: Any = lowered._lowering
+    module: Any = lowered.compiler_ir("stablehlo")
+    state = lowering.compile_args["shape_poly_state"]
+    if state is None or not state.uses_dim_vars:
+        return module
+    return _mlir.refine_polymorphic_shapes(module)
 
 
 def bytecode(lowered: jax.stages.Lowered) -> bytes:
@@ -89,7 +107,7 @@ def bytecode(lowered: jax.stages.Lowered) -> bytes:
 
     A portable artifact would come back as a module that is equal in meaning, not in its bytes.
     """
-    module: Any = lowered.compiler_ir("stablehlo")
+    module = _static_module(lowered)
     buffer = io.BytesIO()
     module.operation.write_bytecode(file=buffer)
     return buffer.getvalue()
@@ -97,7 +115,10 @@ def bytecode(lowered: jax.stages.Lowered) -> bytes:
 
 def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
     """Return the unoptimized module as a serialized ``xla.HloModuleProto``."""
-    computation: Any = lowered.compiler_ir("hlo")
+    module = _static_module(lowered)
+    if module is not lowered.compiler_ir("stablehlo"):
+        return module_to_hlo_proto(module)
+    computation: Any = lowered.compiler_ir("hlo")  # which knows whether its parameters are a tuple
     return computation.as_serialized_hlo_module_proto()
 
 

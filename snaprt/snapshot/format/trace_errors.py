@@ -182,7 +182,9 @@ def encode(value: Any) -> Any:
         return encoder(value)
     if kind in _NAMES:
         return _encode_object(value, _NAMES[kind])
-    if isinstance(value, jax.Array) or jaxapi.is_array_aval(value):
+    if jaxapi.is_array_aval(value):
+        return {"aval": encode_aval(value)}
+    if isinstance(value, jax.Array):
         return {"aval": encode_aval(jaxapi.typeof(value))}
     if isinstance(value, np.dtype) or jaxapi.is_extended_dtype(value):
         return {"dtype": str(value)}
