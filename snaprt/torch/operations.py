@@ -136,8 +136,8 @@ def _run(
         kwargs = {name: scalar(a) if type(a) is float else a for name, a in kwargs.items()}
     given: list[torch.Tensor] = []
     structure = flatten((tuple(args), kwargs), given)
-    tensors = on_device(given)
     grad_mode = torch.is_grad_enabled() and not below_autograd and func not in _CONSTANT
+    tensors = on_device(given, with_gradient=grad_mode)
     with plainly():
         needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
     autocast = None if below_autograd else autocast_type()
@@ -205,23 +205,6 @@ class _ToCpu(torch.autograd.Function):
         return on_device([gradient])[0]
 
 
-class _ToDevice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> Tensor:
-        return on_device([tensor])[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return to_cpu(gradient)
-
-
-def moved(tensor: torch.Tensor) -> Tensor:
-    """Return a tensor of the CPU on the device; gradients flow back."""
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return _ToDevice.apply(tensor)
-    return on_device([tensor])[0]
-
-
 def _cpu(tensor: Tensor, *_: Any, **__: Any) -> torch.Tensor:
     with plainly():
         needed = tensor.requires_grad and torch.is_grad_enabled()
@@ -239,7 +222,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     else:
         device, dtype, *_ = _C._nn._parse_to(*args, **kwargs)
     if not isinstance(tensor, Tensor):  # the other one is ours
-        return moved(tensor).to(dtype)
+        return on_device([tensor])[0].to(dtype)
     if device is not None and not means_ours(device):
         if device.type == "meta":
             return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)

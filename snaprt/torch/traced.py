@@ -27,7 +27,7 @@ from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.randomness import corrected_environment
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
-from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
+from snaprt.torch.tensors import Tensor, array_of, host_values, to_cpu, to_device, write
 from snaprt.trace.array import send
 
 Place = tuple[dict[str, Any], str, int]
@@ -599,9 +599,32 @@ def _constructors() -> Any:
     return versions.torchax().tensor.TENSOR_CONSTRUCTORS
 
 
-def on_device(tensors: Sequence[torch.Tensor]) -> list[Tensor]:
-    """Return tensors with copies on the device in the place of those of the CPU."""
-    return [t if type(t) is Tensor else to_device(t) for t in tensors]
+class _ToDevice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> Tensor:
+        return to_device(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return to_cpu(gradient)
+
+
+def on_device(tensors: Sequence[torch.Tensor], *, with_gradient: bool = True) -> list[Tensor]:
+    """Return tensors with copies on the device in the place of those of the CPU.
+
+    Args:
+        tensors: The tensors.
+        with_gradient: Whether gradients of the copies flow back to the CPU.
+    """
+    with_gradient = with_gradient and torch.is_grad_enabled()
+    return [
+        tensor
+        if type(tensor) is Tensor
+        else _ToDevice.apply(tensor)
+        if with_gradient and tensor.requires_grad
+        else to_device(tensor)
+        for tensor in tensors
+    ]
 
 
 def autocast_type() -> torch.dtype | None:

@@ -262,3 +262,25 @@ def test_a_leaf_that_is_given_several_times_gets_all_of_its_gradient(
         for _ in range(2):  # the second time adds to what is there
             call(x, x).square().sum().backward()
     torch.testing.assert_close(ours.grad.cpu(), plain.grad)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        snaprt.torch.wrap(nn.Linear(3, 2)),
+        snaprt.torch.wrap(lambda x: x.square()),
+        lambda x: x * torch.arange(3.0).to(snaprt.torch.device()),
+    ],
+)
+def test_gradients_flow_back_to_tensors_of_the_cpu_that_are_moved_when_they_are_used(
+    call: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    leaf = torch.ones(4, 3, requires_grad=True)
+    moved = leaf.detach().to(snaprt.torch.device()).requires_grad_()
+    call(leaf.double() * 2).sum().backward()
+    call(moved * 2).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.device.type == "cpu"
+    torch.testing.assert_close(leaf.grad, moved.grad.cpu())
+    with torch.no_grad():
+        assert not call(leaf).requires_grad
