@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 import jax
@@ -15,7 +16,15 @@ import jax.numpy as jnp
 import torch
 
 from snaprt import jaxapi, metrics
-from snaprt.torch.tensors import Tensor, array_of, arrays_of_gradients, plainly, write
+from snaprt.torch.packs import Gradients, Layout, Leaves, is_packing, is_small, packable
+from snaprt.torch.tensors import (
+    Tensor,
+    array_of,
+    arrays_of_gradients,
+    gradients_due,
+    plainly,
+    write,
+)
 from snaprt.trace.fast_path import Hidden, follow_function
 
 Arrays = dict[str, Any]
@@ -54,7 +63,9 @@ class Differentiable:
         self._is_compiled = True
         self._evaluate = self._jit(function, "")
         self._forward = self._jit(self._with_residuals, "")
-        self._backwards: dict[tuple[bool, ...], Any] = {}
+        self._backwards: dict[Any, Any] = {}
+        self._layouts: dict[tuple[bool, ...], Layout] = {}
+        self._leaves: tuple[Any, Leaves] | None = None
         self._gradient: Differentiable | None = None
 
     def _jit(self, function: Callable[..., Any], suffix: str) -> Callable[..., Any]:
@@ -94,26 +105,60 @@ class Differentiable:
         (results, others), residuals = self._follow("forward", operands, call)
         return results, others, residuals
 
+    def leaves(
+        self, variables: Sequence[Tensor], arrays: Sequence[Any], to_leaf: Sequence[bool]
+    ) -> Leaves:
+        """Return which gradients of the variables are packed, of those that go to leaves."""
+        key = (is_packing(), to_leaf, [*map(id, variables)])
+        if self._leaves is None or key != self._leaves[0]:
+            kinds = [
+                array.dtype if key[0] and is_leaf and is_small(array) else None
+                for array, is_leaf in zip(arrays, to_leaf, strict=True)
+            ]
+            is_packed = tuple(packable(kinds))
+            layout = self._layouts.get(is_packed)
+            if layout is None:
+                inside = [*compress(arrays, is_packed)]
+                names = [str(array.dtype) for array in inside]
+                layout = Layout([array.shape for array in inside], names)
+                self._layouts[is_packed] = layout
+            self._leaves = (key, Leaves(layout, variables, is_packed))
+        return self._leaves[1]
+
     def backward(
-        self, names: Sequence[str], residuals: Residuals, cotangents: Sequence[Any]
-    ) -> list[Any]:
-        """Return the gradients of ``names``; None stands for a cotangent of zeros."""
+        self,
+        names: Sequence[str],
+        residuals: Residuals,
+        cotangents: Sequence[Any],
+        leaves: Leaves,
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the packed gradients, and those of the other names.
+
+        Args:
+            names: The variables.
+            residuals: What `forward` returned.
+            cotangents: Those of the results; None stands for zeros.
+            leaves: Which gradients are packed.
+        """
         present = tuple([cotangent is not None for cotangent in cotangents])
         given = [cotangent for cotangent in cotangents if cotangent is not None]
+        layout = leaves.layout
+        key = (present, layout)
+        rest = [name for name, inside in zip(names, leaves.is_packed, strict=True) if not inside]
 
         def call() -> tuple[Any, list[Any]]:
-            compiled = self._backwards.get(present)
+            compiled = self._backwards.get(key)
             if compiled is None:
-                compiled = self._jit(self._transposed(present), "_backward")
-                self._backwards[present] = compiled
-            function = compiled if self._is_compiled else self._transposed(present)
+                inside = [*compress(names, leaves.is_packed)]
+                function = self._transposed(present, inside, layout)
+                compiled = self._backwards[key] = function, self._jit(function, "_backward")
             arrays = residuals.arrays() if isinstance(residuals, Hidden) else residuals
-            gradients = function(arrays, given)
-            return [gradients[name] for name in names], []
+            packed, gradients = compiled[self._is_compiled](arrays, given)
+            return (packed, [gradients[name] for name in rest]), []
 
         first = [residuals] if isinstance(residuals, Hidden) else residuals
         operands = [*first, *given]
-        return self._follow(present, operands, call)[0]
+        return self._follow(key, operands, call)[0]
 
     def _follow(self, what: Any, operands: Sequence[Any], call: Any) -> tuple[Any, Any]:
         if not self._is_compiled:
@@ -164,15 +209,18 @@ class Differentiable:
         residuals, self._residuals = jax.tree.flatten(pull_back)
         return results, others, residuals
 
-    def _transposed(self, present: tuple[bool, ...]) -> Callable[..., Arrays]:
-        def backward(residuals: list[Any], cotangents: list[Any]) -> Arrays:
+    def _transposed(
+        self, present: tuple[bool, ...], inside: Sequence[str], layout: Layout
+    ) -> Callable[..., tuple[list[Any], Arrays]]:
+        def backward(residuals: list[Any], cotangents: list[Any]) -> tuple[list[Any], Arrays]:
             given = iter(cotangents)
             whole = [
                 next(given).astype(aval.dtype) if there else jnp.zeros(aval.shape, aval.dtype)
                 for there, aval in zip(present, self._types, strict=True)
             ]
             (gradients,) = jax.tree.unflatten(self._residuals, residuals)(whole)
-            return gradients
+            packed = layout.join([gradients[name] for name in inside])
+            return packed, {name: a for name, a in gradients.items() if name not in inside}
 
         return backward
 
@@ -228,10 +276,12 @@ class _Node(torch.autograd.Function):
             return (None,) * (2 + len(variables))
         if torch.is_grad_enabled():
             return (None, None, *_graph_of_gradients(ctx, variables, arrays, cotangents))
-        gradients = ctx.function.backward(
-            ctx.call.names, residuals, [None if c is None else array_of(c) for c in cotangents]
-        )
-        return (None, None, *_deliver(ctx, variables, gradients, needed))
+        with plainly():
+            to_leaf = _that_go_to_leaves(ctx, variables)
+        leaves = ctx.function.leaves(variables, arrays, to_leaf)
+        given = [None if c is None else array_of(c) for c in cotangents]
+        packed, rest = ctx.function.backward(ctx.call.names, residuals, given, leaves)
+        return (None, None, *_deliver(variables, to_leaf, leaves, packed, rest, needed))
 
 
 class _Call:
@@ -294,25 +344,48 @@ def _graph_of_gradients(
 
 
 def _deliver(
-    ctx: Any, variables: Sequence[Tensor], gradients: list[Any], needed: Sequence[bool]
+    variables: Sequence[Tensor],
+    to_leaf: Sequence[bool],
+    leaves: Leaves,
+    packed: Sequence[Any],
+    rest: Sequence[Any],
+    needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Return the gradients for the engine; those of plain leaves are left with them at once.
 
     Through the engine, each leaf would cost two calls of Python more.
     """
     returned: list[Tensor | None] = [None] * len(variables)
-    leaves: list[Tensor] = []
+    alone: list[Tensor] = []
     arrays: list[Any] = []
+    others = iter(rest)
     with plainly():
-        to_leaf = _that_go_to_leaves(ctx, variables)
-        for index, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+        for index, variable in enumerate(variables):
+            if leaves.is_packed[index]:
+                continue
+            gradient = next(others)
             if to_leaf[index]:
-                leaves.append(variable)
+                alone.append(variable)
                 arrays.append(gradient)
             elif needed[index]:
                 returned[index] = Tensor(gradient)
-    _accumulate(leaves, arrays)
+    _accumulate(alone, arrays)
+    if packed:
+        _accumulate_packed([*compress(variables, leaves.is_packed)], Gradients(leaves, packed))
     return returned
+
+
+def _accumulate_packed(leaves: Sequence[Tensor], gradients: Gradients) -> None:
+    """Add packed gradients to those of leaves."""
+    before = gradients_due(leaves)
+    kinds = {*map(type, before)}
+    if kinds == {Gradients} and len({*before}) == 1 and before[0].leaves is gradients.leaves:
+        gradients = Gradients(gradients.leaves, _add([*before[0].packed], [*gradients.packed]))
+    elif kinds != {type(None)}:
+        _accumulate(leaves, gradients.parts())
+        return
+    for leaf in leaves:
+        leaf.due = gradients
 
 
 def _accumulate(leaves: Sequence[Tensor], arrays: Sequence[Any]) -> None:

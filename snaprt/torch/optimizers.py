@@ -7,6 +7,7 @@ Optimizers that are not PyTorch's run as they are written, one operation at a ti
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib
 import logging
@@ -15,7 +16,8 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +30,16 @@ from torch.optim.optimizer import (
 )
 
 from snaprt import jaxapi, metrics
-from snaprt.torch import operations
+from snaprt.torch import operations, packs
 from snaprt.torch.structure import are_the_same, values_of
 from snaprt.torch.tensors import (
     Tensor,
     array_of,
-    arrays_of_gradients,
     forget_gradients,
+    gradients_due,
     gradients_of,
     plainly,
+    put_in_pack,
     to_device,
 )
 from snaprt.trace.fast_path import follow_function
@@ -213,8 +216,7 @@ class _Steps:
                 raise
             self._give_up(optimizer, f"{type(e).__name__}: {e}")
             return False
-        if not trace.makes_state:  # which Python code does, when it is traced
-            self._traces[key] = trace
+        self._traces[key] = trace
         return True
 
     def _give_up(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
@@ -229,14 +231,33 @@ class _Steps:
         return self._rates.on_device(rates) if given is None else given
 
 
+@dataclass(frozen=True)
+class _Unit:
+    """Parameters of one group that are stepped as one: a single one, or several small ones.
+
+    Optimizers work on each element by itself, so that small parameters can be put in a row.
+
+    Attributes:
+        params: The numbers of the parameters among those with a gradient.
+        group: The number of their group.
+        state: The name of the packed array of each tensor of their state.
+        numbers: The rest of their state, which is the same for each of them.
+    """
+
+    params: tuple[int, ...]
+    group: int
+    state: tuple[tuple[str, str], ...]
+    numbers: tuple[tuple[str, Any], ...]
+
+
 class _Held:
     """What an optimizer consists of, which is looked for anew when it has changed.
 
     Attributes:
         params: The parameters that have gradients, by name, in the order of the names.
         states: The state of each.
-        own: The tensors of the state, by name.
-        common: Those that are the same for all parameters of a group, if nothing changed one.
+        units: What is stepped as one.
+        pack: The tensors of the state.
         kind: What a trace depends on in all this: equal for equal ones.
     """
 
@@ -247,7 +268,7 @@ class _Held:
         names = _unique_names([p for p, _ in given])
         found = sorted(zip(names, given, strict=True), key=lambda pair: pair[0])
         self._given = [p for _, (p, _) in found]
-        self._which = [array is not None for array in arrays_of_gradients(self._given)]
+        self._which = [due is not None for due in gradients_due(self._given)]
         present = [pair for pair, there in zip(found, self._which, strict=True) if there]
         self.params: dict[str, Tensor] = {name: p for name, (p, _) in present}
         self._state = optimizer.state
@@ -257,19 +278,12 @@ class _Held:
         for state in self.states:
             _move_step(state, moved)
         self._values = [*values_of(self._all_states)]
-        self.groups = [number for _, (_, number) in present]
-        self.own: dict[str, Tensor] = {}
-        self.common: dict[str, dict[str, Tensor]] = {}
-        for name, group, state in zip(self.params, self.groups, self.states, strict=True):
-            for key, value in state.items():
-                if type(value) is not Tensor:
-                    continue
-                of_all = self.common.setdefault(_name_in_group(group, key), {})
-                place = of_all if key in _OF_A_GROUP else self.own
-                place[f"{name}.{key}"] = value
-        self.common = {name: of_all for name, of_all in self.common.items() if of_all}
-        kinds = tuple([_kind(state) for state in self.states])
-        self.kind = _interned(tuple(self._which), kinds)
+        self._is_packing = packs.is_packing()
+        self._types = [*map(_TYPE, self.params.values())]
+        self.units: list[_Unit] = []
+        self._pack_state([number for _, (_, number) in present])
+        self._sources: dict[Any, _Sources] = {}
+        self.kind = _interned(tuple(self._which), tuple(self.units))
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> _Held | None:
@@ -277,8 +291,56 @@ class _Held:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         return cls(optimizer) if {*map(type, params)} <= {Tensor} else None
 
-    def gradients(self, optimizer: torch.optim.Optimizer) -> list[Any] | None:
-        """Return the arrays of gradients, as `params` are; None where something has changed."""
+    def _pack_state(self, groups: Sequence[int]) -> None:
+        """Sort the parameters into units, and put the tensors of their state into one pack."""
+        params = [*self.params.values()]
+        kinds: list[Any] = [
+            (group, *kind) if self._is_packing and (kind := _kind_in_row(p, state)) else None
+            for p, group, state in zip(params, groups, self.states, strict=True)
+        ]
+        members: dict[Any, list[int]] = {}
+        is_packed = packs.packable(kinds)
+        for index, (kind, packed) in enumerate(zip(kinds, is_packed, strict=True)):
+            members.setdefault(kind if packed else index, []).append(index)
+        names = [*self.params]
+        bound: list[tuple[Tensor, int]] = []
+        parts: dict[Any, int] = {}  # the common ones of a group, once each
+        arrays: list[Any] = []
+        where: list[str] = []
+        for indices in members.values():
+            unit = [(names[i], self.states[i]) for i in indices]
+            more = f"+{len(indices) - 1}" if len(indices) > 1 else ""
+            in_state: dict[str, str] = {}
+            for key, value in unit[0][1].items():
+                if type(value) is not Tensor:
+                    continue
+                in_state[key] = f"{unit[0][0]}.{key}{more}"
+                for _, state in unit:
+                    array = array_of(state[key])
+                    common = (groups[indices[0]], key, id(array)) if key in _OF_A_GROUP else None
+                    part = parts.setdefault(common or len(arrays), len(arrays))
+                    if part == len(arrays):
+                        arrays.append(array)
+                        where.append(in_state[key])
+                    in_state[key] = where[part]
+                    bound.append((state[key], part))
+            self.units.append(
+                _Unit(
+                    params=tuple(indices),
+                    group=groups[indices[0]],
+                    state=tuple(in_state.items()),
+                    numbers=tuple([(k, v) for k, v in unit[0][1].items() if not _is_tensor(v)]),
+                )
+            )
+        layout = packs.Layout([array.shape for array in arrays], where)
+        self.pack = packs.Pack(layout, layout.pack(arrays))
+        self._tensors = [tensor for tensor, _ in bound]
+        self._boxes = [tensor.box for tensor in self._tensors]
+        for tensor, part in bound:
+            put_in_pack(tensor.box, self.pack, part)
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> tuple[list[Any], _Sources] | None:
+        """Return the arrays that have the gradients, and where; None where anything has changed."""
         groups = optimizer.param_groups
         if optimizer.state is not self._state or len(groups) != len(self._lists):
             return None
@@ -290,18 +352,90 @@ class _Held:
             return None
         if not are_the_same([*values_of(states)], self._values):
             return None
-        gradients = arrays_of_gradients(self._given)
-        if [gradient is not None for gradient in gradients] != self._which:
+        if self.pack.is_broken or self._is_packing != packs.is_packing():
             return None
-        return [gradient for gradient in gradients if gradient is not None]
+        types = [*map(_TYPE, self.params.values())]
+        if types != self._types or not are_the_same([t.box for t in self._tensors], self._boxes):
+            return None
+        self._types = types  # the same objects compare faster
+        due = gradients_due(self._given)
+        if [gradient is not None for gradient in due] != self._which:
+            return None
+        together: dict[packs.Gradients, int] = {}
+        alone: list[Any] = []
+        pattern: list[int] = []
+        for gradient in due:
+            if type(gradient) is packs.Gradients:
+                pattern.append(together.setdefault(gradient, len(together)))
+            elif gradient is not None:
+                pattern.append(-1)
+                alone.append(gradient)
+        key = (*pattern, *[gradients.leaves for gradients in together])
+        sources = self._sources.get(key)
+        if sources is None:
+            if len(self._sources) >= _MAX_TRACES:
+                self._sources.clear()
+            leaves = [gradients.leaves for gradients in together]
+            sources = self._sources[key] = _Sources(self.params, pattern, leaves)
+        return [*[array for each in together for array in each.packed], *alone], sources
+
+
+class _Sources:
+    """Where the gradients of parameters are, in a few packed arrays and others of their own.
+
+    Args:
+        params: The parameters, by name.
+        pattern: For each, the number of the pack that it is in, or -1.
+        packed: The leaves of each pack.
+
+    Attributes:
+        names: The names of the arrays.
+        kind: What a trace depends on in all this.
+    """
+
+    def __init__(
+        self, params: dict[str, Tensor], pattern: Sequence[int], packed: Sequence[packs.Leaves]
+    ) -> None:
+        self._layouts = [leaves.layout for leaves in packed]
+        self.names = [f"{n}.{name}" for n, each in enumerate(self._layouts) for name in each.names]
+        self._places: list[tuple[int, Any]] = []
+        for (name, p), number in zip(params.items(), pattern, strict=True):
+            self._places.append((number, name if number < 0 else packed[number].position(p)))
+            if number < 0:
+                self.names.append(name)
+        self.kind = (*self._places, *[layout.kind for layout in self._layouts])
+
+    def gradients(self, given: dict[str, Any]) -> list[Any]:
+        """Return the gradient of each parameter, where a function is traced."""
+        packed = [
+            [given[f"{n}.{name}"] for name in layout.names]
+            for n, layout in enumerate(self._layouts)
+        ]
+        return [
+            given[at] if number < 0 else self._layouts[number].flat(packed[number], at)
+            for number, at in self._places
+        ]
 
 
 # State that depends on the settings of the group and on itself alone.
 _OF_A_GROUP: Final = frozenset({"step", "mu_product", "eta", "mu"})
 
 
-def _name_in_group(group: int, key: str) -> str:
-    return f"param_groups[{group}].{key}"
+def _kind_in_row(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Return what parameters have in common that are put in a row; None for one that is not."""
+    if not packs.is_small(array_of(p)):
+        return None
+    kind: list[Any] = [p.dtype]
+    for key, value in state.items():
+        if type(value) is not Tensor:
+            kind.append((key, value))
+        elif key in _OF_A_GROUP:
+            kind.append((key, id(array_of(value))))
+        elif value.shape == p.shape and packs.is_small(array_of(value)):
+            kind.append((key, value.dtype))
+        else:
+            return None
+    return tuple(kind)
 
 
 class _Kind:
@@ -328,139 +462,167 @@ def _move_step(state: dict[str, Any], moved: dict[float, Any]) -> None:
         state["step"] = Tensor(moved[number])
 
 
-def _kind(state: dict[str, Any]) -> Any:
-    """Return what a trace depends on in a parameter's state."""
-    return tuple([(k, v.__class__) if torch.is_tensor(v) else (k, v) for k, v in state.items()])
-
-
 class _Step:
-    """A compiled step for one set of settings, gradients and state."""
+    """A compiled step for one set of settings, gradients and state.
+
+    Attributes:
+        made: The state that each parameter has got, if that had other tensors before.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self._compiled = jax.jit(_named(self._trace, f"torch_{type(optimizer).__name__}_step"))
-        self._held: _Held | None = None  # while it is called, for `_trace`
-        self.makes_state = False
+        self._name = f"torch_{type(optimizer).__name__}_step"
+        self._compiled: dict[Any, Any] = {}  # by where the gradients are
+        self._traced: tuple[_Held, _Sources] | None = None  # while it is called, for `_trace`
+        self.made: list[dict[str, Any]] = []
 
     def run(
         self,
         optimizer: torch.optim.Optimizer,
         held: _Held,
-        gradients: list[Any],
+        gradients: tuple[list[Any], _Sources],
         rates: Any,
-    ) -> _Held | None:
-        """Run the step, and write the new parameters and state.
-
-        Returns:
-            What the optimizer consists of now, if that is known.
-        """
+    ) -> _Held:
+        """Run the step, write the new parameters and state, and return what there is now."""
         params = [*map(_ARRAY, held.params.values())]
-        names = [*held.own]
-        arrays = [*map(_ARRAY, held.own.values())]
-        ones: list[bool] = []
-        for name, tensors in held.common.items():
-            each = [*map(_ARRAY, tensors.values())]
-            is_one = len({*map(id, each)}) == 1
-            ones.append(is_one)
-            names += [name] if is_one else tensors
-            arrays += each[:1] if is_one else each
+        arrays, sources = gradients
+        state = held.pack
 
         def call() -> tuple[Any, list[Any]]:
-            self._held = held
+            self._traced = held, sources
             try:
                 given = [
                     dict(zip(held.params, params, strict=True)),
-                    dict(zip(held.params, gradients, strict=True)),
-                    dict(zip(names, arrays, strict=True)),
+                    dict(zip(sources.names, arrays, strict=True)),
+                    dict(zip(state.layout.names, state.packed, strict=True)),
                 ]
-                new, *others = self._compiled(*given, rates)
+                compiled = self._compiled.get(sources.kind)
+                if compiled is None:
+                    compiled = jax.jit(_named(self._trace, self._name))
+                    self._compiled[sources.kind] = compiled
+                new, changed, new_state = compiled(*given, rates)
             finally:
-                self._held = None
-            return [[new[name] for name in held.params], *others], []
+                self._traced = None
+            if not self.made:
+                new_state = [new_state[name] for name in state.layout.names]
+            return ([new[name] for name in held.params], changed, new_state), []
 
-        key = (weakref.ref(self), weakref.ref(held), *ones)
-        operands = [*params, *gradients, *arrays, rates]
-        (new, new_gradients, new_state), _ = follow_function(key, operands, call)
+        key = (weakref.ref(self), weakref.ref(held), weakref.ref(sources))
+        operands = [*params, *arrays, *state.packed, rates]
+        (new, changed, new_state), _ = follow_function(key, operands, call)
         _write_all(held.params.values(), new)
-        if new_gradients:
-            tensors_of_gradients = gradients_of([*held.params.values()])
-            for index, array in new_gradients.items():
-                tensors_of_gradients[int(index)].box.write(array)  # type: ignore[union-attr]
-        if self.makes_state:
-            with plainly():
-                held = _Held(optimizer)
-        _write_all(held.own.values(), map(new_state.__getitem__, held.own))
-        for name, tensors in held.common.items():
-            names = [each if each in new_state else name for each in tensors]
-            _write_all(tensors.values(), map(new_state.__getitem__, names))
-        return held
+        if changed:
+            tensors = gradients_of([*held.params.values()])
+            for index, array in changed.items():
+                tensors[int(index)].box.write(array)  # type: ignore[union-attr]
+        if not self.made:
+            state.write(new_state)
+            return held
+        for values, made in zip(held.states, self.made, strict=True):
+            for name, value in made.items():
+                values[name] = Tensor(new_state[value.name]) if type(value) is _New else value
+        with plainly():
+            return _Held(optimizer)
 
     def _trace(self, params: Any, gradients: Any, state: Any, rates: Any) -> Any:
-        optimizer, held = self._optimizer(), self._held
+        """Run the optimizer's own code, on units in the place of its parameters."""
+        optimizer = self._optimizer()
         assert optimizer is not None
-        assert held is not None
-        named = dict(state)
-        for name in held.common:
-            if name in state:
-                named.update(dict.fromkeys(held.common[name], state[name]))
-        tensors = {**held.own, **{n: t for group in held.common.values() for n, t in group.items()}}
-        boxes = [p.box for p in held.params.values()]
-        gradient_tensors: list[Any] = gradients_of([*held.params.values()])
-        gradient_boxes = [gradient.box for gradient in gradient_tensors]
-        everything = [*boxes, *gradient_boxes, *[tensor.box for tensor in tensors.values()]]
-        before = [(box, box.array) for box in everything]
-        known = {id(tensor) for tensor in tensors.values()}
-        numbers = [{k: v for k, v in s.items() if not _is_tensor(v)} for s in held.states]
+        assert self._traced is not None
+        held, sources = self._traced
+        names, arrays = [*held.params], [params[name] for name in held.params]
+        all_gradients = sources.gradients(gradients)
+        units: list[Any] = []
+        states: Any = collections.defaultdict(dict)
+        given: list[Any] = []
+        for unit in held.units:
+            row = packs.joined([arrays[i] for i in unit.params])
+            gradient = packs.joined([all_gradients[i] for i in unit.params]).reshape(row.shape)
+            tensor = Tensor(row, requires_grad=True)
+            with plainly():
+                tensor.grad = Tensor(gradient)
+            if unit.state or unit.numbers:
+                tensors = {key: Tensor(state[name]) for key, name in unit.state}
+                states[tensor] = {**dict(unit.numbers), **tensors}
+            units.append(tensor)
+            given.append(gradient)
+        own_state = optimizer.state
         try:
-            for name, box, gradient in zip(held.params, boxes, gradient_boxes, strict=True):
-                box.array, gradient.array = params[name], gradients[name]
-            for name, tensor in tensors.items():
-                tensor.box.array = named[name]
             with _on_device_variant(optimizer, rates), torch.no_grad():
+                optimizer.state = states
+                for number, group in enumerate(optimizer.param_groups):
+                    pairs = zip(units, held.units, strict=True)
+                    group["params"] = [tensor for tensor, unit in pairs if unit.group == number]
                 _plain_step(type(optimizer))(optimizer)
-            for then, values in zip(numbers, held.states, strict=True):
-                now = {k: v for k, v in values.items() if not _is_tensor(v)}
-                if then != now and not (not then and set(now) <= {"step"}):
-                    raise ValueError("its state has numbers that change")
-            new = {name: box.array for name, box in zip(held.params, boxes, strict=True)}
-            changed = {
-                str(index): box.array
-                for index, (name, box) in enumerate(zip(held.params, gradient_boxes, strict=True))
-                if box.array is not gradients[name]
-            }
-            new_state = {}
-            for name, group, values in zip(held.params, held.groups, held.states, strict=True):
-                for key, value in values.items():
-                    whole = _name_in_group(group, key)
-                    if not _is_tensor(value):
-                        continue
-                    each = f"{name}.{key}"
-                    if whole in held.common:
-                        is_common = whole in state and each in held.common[whole]
-                    else:  # made now, for all of the group
-                        is_common = key in _OF_A_GROUP
-                    new_state[whole if is_common else each] = value.box.array
-            self.makes_state = new_state.keys() != state.keys()
-        except BaseException:
-            for then, values in zip(numbers, held.states, strict=True):
-                for key in [*values]:
-                    if key not in then and id(values[key]) not in known:
-                        del values[key]  # it holds tracers
-            raise
         finally:
-            for box, array in before:
-                box.array = array
-        return new, changed, new_state
+            optimizer.state = own_state
+        new: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
+        for tensor, gradient, unit in zip(units, given, held.units, strict=True):
+            layout = _row_of([arrays[index].shape for index in unit.params])
+            for index, array in zip(unit.params, layout.split([array_of(tensor)]), strict=True):
+                new[names[index]] = array
+            after = array_of(gradients_of([tensor])[0])  # type: ignore[arg-type]
+            if after is not gradient:
+                for index, array in zip(unit.params, layout.split([after]), strict=True):
+                    changed[str(index)] = array
+        after_step = [states[tensor] for tensor in units]
+        for unit, values in zip(held.units, after_step, strict=True):
+            before = dict(unit.numbers)
+            numbers = {key: value for key, value in values.items() if not _is_tensor(value)}
+            if before != numbers and not (not before and {*numbers} <= {"step"}):
+                raise ValueError("its state has numbers that change")
+        return new, changed, self._new_state(held, after_step, arrays)
+
+    def _new_state(
+        self, held: _Held, states: Sequence[dict[str, Any]], params: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Return the arrays of the state after a step, packed if they were there before it."""
+        new: dict[str, Any] = {}
+        pairs = [*zip(held.units, states, strict=True)]
+        if all({k for k, v in s.items() if _is_tensor(v)} == {*dict(u.state)} for u, s in pairs):
+            self.made = []
+            for unit, values in pairs:
+                new.update({name: array_of(values[key]) for key, name in unit.state})
+            return new
+        self.made = [{} for _ in params]
+        for number, (unit, values) in enumerate(pairs):
+            row = _row_of([params[index].shape for index in unit.params])
+            for key, value in values.items():
+                if not _is_tensor(value):
+                    parts: list[Any] = [value] * len(unit.params)
+                elif key in _OF_A_GROUP:
+                    name = f"{key} {number}"
+                    new[name] = array_of(value)
+                    parts = [_New(name)] * len(unit.params)
+                else:
+                    parts = [_New(f"{key} of {index}") for index in unit.params]
+                    arrays = row.split([array_of(value)])
+                    new.update(zip([part.name for part in parts], arrays, strict=True))
+                for index, part in zip(unit.params, parts, strict=True):
+                    self.made[index][key] = part
+        return new
+
+
+def _row_of(shapes: Sequence[tuple[int, ...]]) -> packs.Layout:
+    return packs.Layout(shapes, ["row"] * len(shapes))
+
+
+class _New(NamedTuple):
+    """Stands for a tensor of the state that a step has made, by the name of its array."""
+
+    name: str
 
 
 _ARRAY: Final = operator.attrgetter("box.array")
+_TYPE: Final = operator.attrgetter("box.array.aval")
 
 
 def _write_all(tensors: Iterable[Tensor], arrays: Iterable[Any]) -> None:
     for tensor, array in zip(tensors, arrays, strict=True):
         box = tensor.box
         box.array = array
-        box.version += 1
+        box.writes += 1
 
 
 def _is_tensor(value: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import UsageError
+from snaprt.torch.packs import Gradients, Pack
 from snaprt.trace.array import counted_transfer
 
 DTYPES: Final[dict[Any, torch.dtype]] = {
@@ -65,19 +66,66 @@ class Box:
 
     Attributes:
         array: The array: a `jax.Array`, a lazy array, or a tracer while a function is traced.
-        version: Counts the writes.
+        writes: Counts the writes to this box.
+        place: The pack that it is in, and the number of the part, for a `PackedBox`.
     """
 
-    __slots__ = ("array", "version")
+    __slots__ = ("array", "place", "writes")
+
+    array: Any
+    place: tuple[Pack, int]
+    writes: int
 
     def __init__(self, array: Any) -> None:
         self.array = array
-        self.version = 0
+        self.writes = 0
+
+    @property
+    def version(self) -> int:
+        """Counts all writes."""
+        return self.writes
 
     def write(self, array: Any) -> None:
         """Put another array of the same shape and dtype in the place of the present one."""
         self.array = array
-        self.version += 1
+        self.writes += 1
+
+
+_ARRAY: Final[Any] = Box.__dict__["array"]
+
+
+class PackedBox(Box):
+    """A box whose array is a part of a pack, until another one is written to it."""
+
+    __slots__ = ()
+
+    @property
+    def array(self) -> Any:
+        """The part, which is an array of its own from here on."""
+        pack, index = self.place
+        return pack.parts()[index]
+
+    @array.setter
+    def array(self, array: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        pack, _ = self.place
+        pack.is_broken = True
+        self.writes += pack.writes
+        self.__class__ = Box  # type: ignore[assignment]
+        del self.place
+        self.array = array
+
+    @property
+    def version(self) -> int:
+        """Counts all writes: its own, and those to the pack."""
+        return self.writes + self.place[0].writes
+
+
+def put_in_pack(box: Box, pack: Pack, index: int) -> None:
+    """Let a box have the part of that number of a pack that was made just now."""
+    box.writes = box.version
+    box.__class__ = PackedBox
+    _ARRAY.__set__(box, None)
+    box.place = (pack, index)
 
 
 Handler = Callable[[Any, Any, Any], Any]
@@ -99,7 +147,8 @@ class Tensor(torch.Tensor):
         box: Where the array is.
         view_of: For a view, the box that it was taken of, and the version that it shows.
         label: The name of a parameter or buffer in its module.
-        due: A gradient that backward has left for a leaf, until somebody asks for ``.grad``.
+        due: A gradient that backward has left for a leaf, until somebody asks for ``.grad``: an
+            array, or several of several leaves.
     """
 
     box: Box
@@ -160,7 +209,8 @@ class Tensor(torch.Tensor):
         with plainly():
             present: Any = _GRADIENT.__get__(self)
             if self.due is not None:
-                array, self.due = self.due, None
+                due, self.due = self.due, None
+                array = due.of(self) if type(due) is Gradients else due
                 if present is None:
                     present = like(self, array)
                     _GRADIENT.__set__(self, present)
@@ -242,13 +292,21 @@ def forget_gradients(tensors: Sequence[Tensor]) -> None:
                 _GRADIENT.__set__(tensor, None)
 
 
-def arrays_of_gradients(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return the array of each tensor's gradient, or None; no tensors are made."""
+def gradients_due(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return what backward has left for each tensor, or the array of ``.grad``, or None."""
     with plainly():
         present: list[Any] = [*map(_GRADIENT.__get__, tensors)]
-    if {*map(type, present)} == {type(None)}:
+    if {*map(type, present)} <= {type(None)}:
         return [tensor.due for tensor in tensors]
     return [None if g is None else array_of(g) for g in gradients_of(tensors)]
+
+
+def arrays_of_gradients(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return the array of each tensor's gradient, or None; no tensors are made."""
+    return [
+        due.of(tensor) if type(due) is Gradients else due
+        for tensor, due in zip(tensors, gradients_due(tensors), strict=True)
+    ]
 
 
 def array_of(tensor: Tensor) -> Any:
@@ -354,17 +412,22 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
     return plain.numpy().copy()
 
 
-def to_device(tensor: torch.Tensor) -> Tensor:
-    """Return a copy of a tensor of the CPU on the device ``jax``; 64-bit types become 32-bit ones.
-
-    The copy is counted as ``torch::moved_to_device``. Gradients do not flow through.
-    """
+def refuse_transform(tensor: torch.Tensor) -> None:
+    """Raise an error for a tensor that a transform of `torch.func` has made."""
     if _C._functorch.is_functorch_wrapped_tensor(tensor):
         raise UsageError(
             "transforms of torch.func (vmap, grad, jacrev) do not apply to tensors on the device",
             hint="use torch.autograd.grad and torch.autograd.functional, or write the function "
             "in JAX",
         )
+
+
+def to_device(tensor: torch.Tensor) -> Tensor:
+    """Return a copy of a tensor of the CPU on the device ``jax``; 64-bit types become 32-bit ones.
+
+    The copy is counted as ``torch::moved_to_device``. Gradients do not flow through.
+    """
+    refuse_transform(tensor)
     metrics.counter_add("torch::moved_to_device")
     values = host_values(tensor)
     with jaxapi.evaluating():

@@ -27,7 +27,15 @@ from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.randomness import corrected_environment
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
-from snaprt.torch.tensors import Tensor, array_of, host_values, to_cpu, to_device, write
+from snaprt.torch.tensors import (
+    Tensor,
+    array_of,
+    host_values,
+    refuse_transform,
+    to_cpu,
+    to_device,
+    write,
+)
 from snaprt.trace.array import send
 
 Place = tuple[dict[str, Any], str, int]
@@ -616,15 +624,14 @@ def on_device(tensors: Sequence[torch.Tensor], *, with_gradient: bool = True) ->
         tensors: The tensors.
         with_gradient: Whether gradients of the copies flow back to the CPU.
     """
-    with_gradient = with_gradient and torch.is_grad_enabled()
-    return [
-        tensor
-        if type(tensor) is Tensor
-        else _ToDevice.apply(tensor)
-        if with_gradient and tensor.requires_grad
-        else to_device(tensor)
-        for tensor in tensors
-    ]
+    return [t if type(t) is Tensor else _moved(t, with_gradient) for t in tensors]
+
+
+def _moved(tensor: torch.Tensor, with_gradient: bool) -> Tensor:
+    if with_gradient and tensor.requires_grad and torch.is_grad_enabled():
+        refuse_transform(tensor)
+        return _ToDevice.apply(tensor)
+    return to_device(tensor)
 
 
 def autocast_type() -> torch.dtype | None:
