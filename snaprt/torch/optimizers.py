@@ -419,6 +419,7 @@ class _Sources:
 
 # State that depends on the settings of the group and on itself alone.
 _OF_A_GROUP: Final = frozenset({"step", "mu_product", "eta", "mu"})
+_NUMBERS: Final = frozenset({bool, int, float, type(None)})
 
 
 def _kind_in_row(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -427,8 +428,10 @@ def _kind_in_row(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...] | None:
         return None
     kind: list[Any] = [p.dtype]
     for key, value in state.items():
-        if type(value) is not Tensor:
+        if type(value) in _NUMBERS:
             kind.append((key, value))
+        elif type(value) is not Tensor:
+            return None
         elif key in _OF_A_GROUP:
             kind.append((key, id(array_of(value))))
         elif value.shape == p.shape and packs.is_small(array_of(value)):

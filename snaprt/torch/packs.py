@@ -37,10 +37,12 @@ def is_packing() -> bool:
 def is_small(array: Any) -> bool:
     """Return whether an array may be packed: a small one with values, on one device."""
     return (
-        (type(array) is LazyArray or type(array) is jaxapi.ArrayImpl)
-        and math.prod(array.shape) <= MOST_ELEMENTS
-        and len(array.devices()) == 1
+        _has_value(array) and math.prod(array.shape) <= MOST_ELEMENTS and len(array.devices()) == 1
     )
+
+
+def _has_value(array: Any) -> bool:
+    return type(array) is LazyArray or type(array) is jaxapi.ArrayImpl
 
 
 def packable(kinds: Sequence[Hashable | None]) -> list[bool]:
@@ -144,9 +146,12 @@ class Pack:
 
     def parts(self) -> list[Any]:
         """Return the parts, as arrays of their own."""
-        if self._parts is None:
-            self._parts = self.layout.unpack(self.packed)
-        return self._parts
+        if self._parts is not None:
+            return self._parts
+        parts = self.layout.unpack(self.packed)
+        if all(map(_has_value, parts)):  # not where a function is traced
+            self._parts = parts
+        return parts
 
     def write(self, packed: Sequence[Any]) -> None:
         """Put other packed arrays in the place of the present ones."""
