@@ -380,12 +380,12 @@ def _accumulate_packed(leaves: Sequence[Tensor], gradients: Gradients) -> None:
     before = gradients_due(leaves)
     kinds = {*map(type, before)}
     if kinds == {Gradients} and len({*before}) == 1 and before[0].leaves is gradients.leaves:
-        gradients = Gradients(gradients.leaves, _add([*before[0].packed], [*gradients.packed]))
-    elif kinds != {type(None)}:
+        before[0].write(_add([*before[0].packed], [*gradients.packed]))
+    elif kinds == {type(None)}:
+        for leaf in leaves:
+            leaf.due = gradients
+    else:
         _accumulate(leaves, gradients.parts())
-        return
-    for leaf in leaves:
-        leaf.due = gradients
 
 
 def _accumulate(leaves: Sequence[Tensor], arrays: Sequence[Any]) -> None:

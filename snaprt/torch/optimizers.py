@@ -40,6 +40,7 @@ from snaprt.torch.tensors import (
     gradients_of,
     plainly,
     put_in_pack,
+    rows_of,
     to_device,
 )
 from snaprt.trace.fast_path import follow_function
@@ -718,8 +719,9 @@ def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if not given or not all(type(t) is Tensor for t in given):
             return original(given, norm_type, error_if_nonfinite, foreach)
+        rows = rows_of(given)[0] if norm_type else given  # in a row, it would count elements
         with torch.no_grad():
-            norm = operations.run_function(original, (given, float(norm_type)), {})
+            norm = operations.run_function(original, (rows, float(norm_type)), {})
         if error_if_nonfinite and not bool(torch.isfinite(norm)):
             return original(given, norm_type, error_if_nonfinite, False)  # raises
         return norm
@@ -738,8 +740,14 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
         if not gradients or not all(type(g) is Tensor for g in gradients):
             original(given, max_norm, total_norm, foreach)
             return
-        with torch.no_grad():
-            operations.run_function(_scale, (gradients, float(max_norm), total_norm), {})
+        while gradients:
+            each = {id(gradient): gradient for gradient in gradients}
+            scaled, packed = rows_of([*each.values()])
+            with torch.no_grad():
+                operations.run_function(_scale, (scaled, float(max_norm), total_norm), {})
+            for pack, rows in packed:
+                pack.write([array_of(row) for row in rows])
+            gradients = [g for g in gradients if each.pop(id(g), None) is None]  # given again
 
     return clip_grads_with_norm_
 

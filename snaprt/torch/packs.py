@@ -62,6 +62,7 @@ class Layout:
 
     Attributes:
         names: The names of the packed arrays, in their order.
+        count: How many arrays lie in them.
         kind: What a trace depends on: equal for equal layouts.
     """
 
@@ -71,6 +72,7 @@ class Layout:
         ends = [0] * len(self.names)
         self._places: list[tuple[int, int, int]] = []  # number of the packed array, start, end
         self._shapes = [*shapes]
+        self.count = len(self._shapes)
         for shape, name in zip(shapes, names, strict=True):
             at = number[name]
             start, ends[at] = ends[at], ends[at] + math.prod(shape)
@@ -181,6 +183,10 @@ class Leaves:
     def position(self, leaf: Any) -> int:
         """Return the number of a leaf's gradient among the parts."""
         return self._position[id(leaf)]
+
+    def find(self, leaf: Any) -> int | None:
+        """Return the number likewise, or None for a tensor that is none of the leaves."""
+        return self._position.get(id(leaf))
 
 
 class Gradients(Pack):

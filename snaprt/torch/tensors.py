@@ -120,6 +120,25 @@ class PackedBox(Box):
         return self.writes + self.place[0].writes
 
 
+def rows_of(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Pack, list[Tensor]]]]:
+    """Return tensors with the packed arrays of a pack in the place of all its parts.
+
+    Returns:
+        The tensors, and each pack with those that hold its packed arrays.
+    """
+    parts: dict[Pack, list[int]] = {}
+    for tensor in tensors:
+        if type(tensor.box) is PackedBox and tensor.view_of is None:
+            pack, index = tensor.box.place
+            parts.setdefault(pack, []).append(index)
+    whole = {
+        pack for pack, indices in parts.items() if sorted(indices) == [*range(pack.layout.count)]
+    }
+    rows = [(pack, [Tensor(array) for array in pack.packed]) for pack in parts if pack in whole]
+    rest = [t for t in tensors if type(t.box) is not PackedBox or t.box.place[0] not in whole]
+    return [*[row for _, each in rows for row in each], *rest], rows
+
+
 def put_in_pack(box: Box, pack: Pack, index: int) -> None:
     """Let a box have the part of that number of a pack that was made just now."""
     box.writes = box.version
@@ -210,11 +229,11 @@ class Tensor(torch.Tensor):
             present: Any = _GRADIENT.__get__(self)
             if self.due is not None:
                 due, self.due = self.due, None
-                array = due.of(self) if type(due) is Gradients else due
                 if present is None:
-                    present = like(self, array)
+                    present = _gradient_like(self, due)
                     _GRADIENT.__set__(self, present)
                 else:  # PyTorch has put one there since
+                    array = due.of(self) if type(due) is Gradients else due
                     write(present, array_of(present) + array)
             return present
 
@@ -292,13 +311,30 @@ def forget_gradients(tensors: Sequence[Tensor]) -> None:
                 _GRADIENT.__set__(tensor, None)
 
 
+def _gradient_like(leaf: Tensor, due: Any) -> Tensor:
+    if type(due) is not Gradients:
+        return like(leaf, due)
+    gradient = like(leaf, None)
+    put_in_pack(gradient.box, due, due.leaves.position(leaf))
+    return gradient
+
+
 def gradients_due(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return what backward has left for each tensor, or the array of ``.grad``, or None."""
+    """Return the array of each tensor's gradient, or the `Gradients` that it is in, or None."""
     with plainly():
         present: list[Any] = [*map(_GRADIENT.__get__, tensors)]
     if {*map(type, present)} <= {type(None)}:
         return [tensor.due for tensor in tensors]
-    return [None if g is None else array_of(g) for g in gradients_of(tensors)]
+    pairs = zip(tensors, gradients_of(tensors), strict=True)
+    return [None if g is None else _due_in(tensor, g) for tensor, g in pairs]
+
+
+def _due_in(leaf: Tensor, gradient: Tensor) -> Any:
+    if type(gradient.box) is PackedBox and gradient.view_of is None:
+        pack, index = gradient.box.place
+        if type(pack) is Gradients and pack.leaves.find(leaf) == index:
+            return pack
+    return array_of(gradient)
 
 
 def arrays_of_gradients(tensors: Sequence[Tensor]) -> list[Any]:

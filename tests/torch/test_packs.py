@@ -69,6 +69,8 @@ def _train(make: MakeOptimizer, *, is_ours: bool, steps: int = 6) -> Iterator[tu
             for _ in range(1 + step % 3):  # gradients add up
                 first, second = model.parts(step)
                 model.large(second(first(x))).square().mean().backward()
+            if step % 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1, step)
             optimizer.step()
             snaprt.mark_step()
             yield model, optimizer
@@ -133,6 +135,37 @@ def test_what_is_done_to_packed_tensors_is_done_to_those_of_pytorch(
             between(step, *both)
         results.append(_state(*both))
     _close(*results)
+
+
+def test_packed_gradients_behave_as_tensors_of_their_own() -> None:
+    torch.manual_seed(0)
+    plain = Two()
+    ours = copy.deepcopy(plain)
+    snaprt.torch.wrap(ours.left)
+    results = []
+    for model in (plain, ours):
+        x = torch.ones(2, 4).to(model.left[0].weight.device)
+        params = [*model.left.parameters()]
+
+        def backward(model: Two = model, x: torch.Tensor = x) -> None:
+            model.left(x).square().sum().backward()
+
+        with snaprt.torch.lazy():
+            backward()
+            first: Any = params[0].grad
+            backward()  # which adds to it
+            added = first.clone()
+            norms = [nn.utils.clip_grad_norm_(params, 1e3, order) for order in (0, 1, 2, torch.inf)]
+            norms.append(nn.utils.clip_grad_norm_([*params, *params], 0.5))
+            params[1].grad.zero_()
+            params[2].grad = params[2].grad * 2
+            backward()
+            summed = [p.grad.clone() for p in params]
+            model.left.zero_grad()
+            backward()
+            ends = [first, added, *norms, *summed, *[p.grad for p in params]]
+            results.append([tensor.cpu() for tensor in ends])
+    _close(results[1], results[0])
 
 
 def test_a_view_of_a_packed_tensor_that_was_stepped_is_not_read() -> None:
