@@ -716,7 +716,7 @@ def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> torch.Tensor:
-        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        given: list[Any] = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if not given or not all(type(t) is Tensor for t in given):
             return original(given, norm_type, error_if_nonfinite, foreach)
         rows = rows_of(given)[0] if norm_type else given  # in a row, it would count elements
@@ -736,7 +736,7 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> None:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         with plainly():
-            gradients = [gradient for p in given if (gradient := p.grad) is not None]
+            gradients: list[Any] = [g for p in given if (g := p.grad) is not None]
         if not gradients or not all(type(g) is Tensor for g in gradients):
             original(given, max_norm, total_norm, foreach)
             return
