@@ -144,7 +144,6 @@ class Differentiable:
         given = [cotangent for cotangent in cotangents if cotangent is not None]
         layout = leaves.layout
         key = (present, layout)
-        rest = [name for name, inside in zip(names, leaves.is_packed, strict=True) if not inside]
 
         def call() -> tuple[Any, list[Any]]:
             compiled = self._backwards.get(key)
@@ -154,7 +153,7 @@ class Differentiable:
                 compiled = self._backwards[key] = function, self._jit(function, "_backward")
             arrays = residuals.arrays() if isinstance(residuals, Hidden) else residuals
             packed, gradients = compiled[self._is_compiled](arrays, given)
-            return (packed, [gradients[name] for name in rest]), []
+            return (packed, [gradients[name] for name in names if name in gradients]), []
 
         first = [residuals] if isinstance(residuals, Hidden) else residuals
         operands = [*first, *given]

@@ -315,14 +315,14 @@ class _Held:
             for key, value in unit[0][1].items():
                 if type(value) is not Tensor:
                     continue
-                in_state[key] = f"{unit[0][0]}.{key}{more}"
+                name = f"{unit[0][0]}.{key}{more}"
                 for _, state in unit:
                     array = array_of(state[key])
                     common = (groups[indices[0]], key, id(array)) if key in _OF_A_GROUP else None
                     part = parts.setdefault(common or len(arrays), len(arrays))
                     if part == len(arrays):
                         arrays.append(array)
-                        where.append(in_state[key])
+                        where.append(name)
                     in_state[key] = where[part]
                     bound.append((state[key], part))
             self.units.append(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
@@ -36,9 +37,7 @@ def is_packing() -> bool:
 
 def is_small(array: Any) -> bool:
     """Return whether an array may be packed: a small one with values, on one device."""
-    return (
-        _has_value(array) and math.prod(array.shape) <= MOST_ELEMENTS and len(array.devices()) == 1
-    )
+    return _has_value(array) and array.size <= MOST_ELEMENTS and len(array.devices()) == 1
 
 
 def _has_value(array: Any) -> bool:
@@ -47,9 +46,7 @@ def _has_value(array: Any) -> bool:
 
 def packable(kinds: Sequence[Hashable | None]) -> list[bool]:
     """Return which arrays are packed, given what each must have in common with the others."""
-    counts: dict[Hashable, int] = {}
-    for kind in kinds:
-        counts[kind] = counts.get(kind, 0) + 1
+    counts = Counter(kinds)
     return [kind is not None and counts[kind] >= FEWEST for kind in kinds]
 
 
@@ -67,7 +64,8 @@ class Layout:
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> None:
-        self.names = [*dict.fromkeys(names)]
+        counts = Counter(names)
+        self.names = [*counts]
         number = {name: index for index, name in enumerate(self.names)}
         ends = [0] * len(self.names)
         self._places: list[tuple[int, int, int]] = []  # number of the packed array, start, end
@@ -78,8 +76,7 @@ class Layout:
             start, ends[at] = ends[at], ends[at] + math.prod(shape)
             self._places.append((at, start, ends[at]))
         self.kind = (*names, *self._shapes)
-        counts = [names.count(name) for name in self.names]
-        self._is_alone = [counts[at] == 1 for at, _, _ in self._places]
+        self._is_alone = [counts[name] == 1 for name in names]
         functions = {"pack": self.join, "unpack": self.split}
         self._jitted = {name: jax.jit(_named(f, name)) for name, f in functions.items()}
 

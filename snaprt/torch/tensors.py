@@ -233,8 +233,7 @@ class Tensor(torch.Tensor):
                     present = _gradient_like(self, due)
                     _GRADIENT.__set__(self, present)
                 else:  # PyTorch has put one there since
-                    array = due.of(self) if type(due) is Gradients else due
-                    write(present, array_of(present) + array)
+                    write(present, array_of(present) + _array_due(self, due))
             return present
 
     @grad.setter
@@ -339,10 +338,11 @@ def _due_in(leaf: Tensor, gradient: Tensor) -> Any:
 
 def arrays_of_gradients(tensors: Sequence[Tensor]) -> list[Any]:
     """Return the array of each tensor's gradient, or None; no tensors are made."""
-    return [
-        due.of(tensor) if type(due) is Gradients else due
-        for tensor, due in zip(tensors, gradients_due(tensors), strict=True)
-    ]
+    return [*map(_array_due, tensors, gradients_due(tensors))]
+
+
+def _array_due(leaf: Tensor, due: Any) -> Any:
+    return due.of(leaf) if type(due) is Gradients else due
 
 
 def array_of(tensor: Tensor) -> Any:
