@@ -457,6 +457,11 @@ SETTINGS: Final = (
         "How often a function in a steady scope is traced again, to see whether it has changed.",
         default=100,
     ),
+    _on_off(
+        "SNAPRT_TORCH_PACK",
+        "Pack small gradients and optimizers' states of PyTorch, so that a step has few arrays.",
+        default=True,
+    ),
     Setting(
         "SNAPRT_TRACE",
         FOLDER,

@@ -2,7 +2,7 @@
 
 Each argument and result costs the host some microseconds, however small it is. So gradients that
 nobody has asked for, and the state of optimizers, are packed; who reads one gets it unpacked.
-Nothing is packed while executions may be recorded: snapshots show each array by its name.
+Recording changes none of this, so that what is recorded is the program that runs otherwise.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from snaprt import jaxapi
-from snaprt.runtime import repro
-from snaprt.snapshot.recorder.plan import current_plan
+from snaprt import jaxapi, settings
 from snaprt.trace.array import LazyArray
 from snaprt.trace.fast_path import follow_function
 
@@ -31,8 +29,8 @@ FEWEST: Final = 4
 
 
 def is_packing() -> bool:
-    """Return whether arrays are packed now: whether none is to be recorded by its name."""
-    return current_plan() is None and not repro.is_asked_for()
+    """Return whether arrays are packed: unless ``SNAPRT_TORCH_PACK`` is off."""
+    return bool(settings.get("SNAPRT_TORCH_PACK"))
 
 
 def is_small(array: Any) -> bool:

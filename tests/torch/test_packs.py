@@ -14,6 +14,8 @@ import snaprt
 import snaprt.torch
 from snaprt import metrics
 from snaprt.errors import UsageError
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.torch import packs
 
 Optimizer = torch.optim.Optimizer
@@ -188,20 +190,38 @@ def _handles(steps: Iterator[Any], count: int) -> int:
     return ((metrics.counter_value("CreateDataHandles") or 0) - before) // count
 
 
-def test_a_step_hands_out_few_arrays_until_they_are_to_be_recorded(tmp_path: Path) -> None:
-    def steps() -> Iterator[None]:
-        model = snaprt.torch.wrap(models.Transformer(2))
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens, target = models.tokens(torch.Generator().manual_seed(1))
-        with snaprt.torch.lazy():
-            while True:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(tokens), target).backward()
-                optimizer.step()
-                snaprt.mark_step()
-                yield
+def _train_transformer() -> Iterator[None]:
+    model = snaprt.torch.wrap(models.Transformer(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens, target = models.tokens(torch.Generator().manual_seed(1))
+    with snaprt.torch.lazy():
+        while True:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(tokens), target).backward()
+            optimizer.step()
+            snaprt.mark_step()
+            yield
 
+
+def test_a_step_hands_out_few_arrays_unless_that_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     params = len([*models.Transformer(2).parameters()])
-    assert params < _handles(steps(), 2) < params + 8
-    with snaprt.record("execution=1000000", tmp_path):
-        assert _handles(steps(), 2) > 4 * params
+    steps = _train_transformer()
+    assert params < _handles(steps, 2) < params + 8
+    monkeypatch.setenv("SNAPRT_TORCH_PACK", "0")
+    assert _handles(steps, 2) > 3 * params
+    monkeypatch.delenv("SNAPRT_TORCH_PACK")
+    assert params < _handles(steps, 2) < params + 8
+
+
+def test_recording_changes_no_program(tmp_path: Path) -> None:
+    steps = _train_transformer()
+    _handles(steps, 1)
+    before = metrics.counter_value("UncachedCompile")
+    with snaprt.record("all", tmp_path):
+        next(steps)
+    assert process_recorder().flush(60)
+    assert metrics.counter_value("UncachedCompile") == before
+    (path,) = tmp_path.glob("*.inputs.snap")
+    assert any(".exp_avg+" in name for name in open_snapshot(path).array_names)
