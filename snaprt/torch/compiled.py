@@ -23,6 +23,7 @@ from snaprt.errors import UsageError
 from snaprt.torch import gradients as gradients_module
 from snaprt.torch import modules, optimizers, traced
 from snaprt.torch.operations import kind_of
+from snaprt.torch.options import Operands, rates_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import (
     Structure,
@@ -42,10 +43,11 @@ def jit(function: _F) -> _F:
 
     The function may call modules, ``loss.backward()``, and steps of optimizers. It finds the
     modules and optimizers in the variables that it uses; their parameters, buffers, gradients and
-    state are arguments and results of the compiled function. Learning rates may change from call
-    to call. Everything else that it reads is fixed when it is traced: once for each kind of
-    arguments, and again when a module or optimizer has changed. Call ``optimizer.zero_grad()`` at
-    the end of a step: gradients that are still there are results, which cost memory.
+    state are arguments and results of the compiled function. Learning rates, and other numbers in
+    the options of optimizers, may change from call to call. Everything else that it reads is fixed
+    when it is traced: once for each kind of arguments, and again when a module or optimizer has
+    changed. Call ``optimizer.zero_grad()`` at the end of a step: gradients that are still there are
+    results, which cost memory.
 
     Args:
         function: A function of tensors that returns tensors.
@@ -109,8 +111,8 @@ class _Compiled:
             return self._function(*args, **kwargs)
         state = self._state(self._owners)
         present = state.present()
-        settings = tuple(map(optimizers.settings_of, state.owners.optimizers))
-        key = (*mode, settings, present.key())
+        options = tuple([optimizers.options_of(o).key(o) for o in state.owners.optimizers])
+        key = (*mode, options, present.key())
         step = state.steps.get(key)
         if step is not None:
             return step.run(state, present, tensors)
@@ -251,7 +253,7 @@ class _State:
         self._snapshots = [modules.Snapshot(module) for module in owners.modules]
         self._groups = [[list(g["params"]) for g in o.param_groups] for o in owners.optimizers]
         self._values = [*self._state_of_optimizers()]
-        self._rates = optimizers.Rates()
+        self._operands = Operands()
 
     def _state_of_optimizers(self) -> Iterator[Any]:
         for optimizer in self.owners.optimizers:
@@ -289,21 +291,30 @@ class _State:
         for snapshot in self._snapshots:
             snapshot.take_attributes()
 
-    def rates(self) -> Any:
-        """Return the learning rates of all groups.
+    def operands(self) -> Any:
+        """Return the numbers in the options of all optimizers that are operands.
 
         Raises:
-            UsageError: One is a tensor, or an optimizer's steps cannot be compiled.
+            UsageError: A learning rate is a tensor, or an optimizer's steps cannot be compiled.
         """
+        return self._operands.on_device([n for each in self._numbers() for n in each])
+
+    def _numbers(self) -> Iterator[list[float]]:
         for optimizer in self.owners.optimizers:
-            if not optimizers.can_be_compiled(optimizer):
+            rates = rates_of(optimizer)
+            if rates is None or not optimizers.can_be_compiled(optimizer):
                 raise UsageError(
                     f"snaprt.torch.jit cannot compile steps of {type(optimizer).__name__}",
                     hint="compile the part before optimizer.step(), and call it outside",
                 )
-        return self._rates.on_device(
-            [group["lr"] for o in self.owners.optimizers for group in o.param_groups]
-        )
+            yield optimizers.options_of(optimizer).numbers(rates)
+
+    def operands_of_each(self, operands: Any) -> Iterator[tuple[torch.optim.Optimizer, Any]]:
+        """Yield the optimizers, each with its part of the operands."""
+        start = 0
+        for optimizer, given in zip(self.owners.optimizers, self._numbers(), strict=True):
+            yield optimizer, operands[start : start + len(given)]
+            start += len(given)
 
 
 @dataclass(frozen=True)
@@ -339,8 +350,8 @@ class _Step:
         self._structure = structure
         self._names = argument_names(function, structure)
 
-        def step(_state: Any, _args: Any, rates: Any, key: Any) -> Any:
-            return self._trace(_state, _args, rates, key)
+        def step(_state: Any, _args: Any, options: Any, key: Any) -> Any:
+            return self._trace(_state, _args, options, key)
 
         name = getattr(function, "__name__", "step").strip("_<>")
         step.__name__ = step.__qualname__ = f"torch_{name}"
@@ -355,11 +366,11 @@ class _Step:
         """Run the step, and write what it changed."""
         generator = torch.get_rng_state() if self._draws is None else None
         key = traced.no_key() if self._draws is False else traced.draw_key()
-        rates = state.rates()
+        operands = state.operands()
         args = dict(zip(self._names, map(array_of, tensors), strict=True))
         self._now = state, present
         try:
-            results, written, gradients = self._compiled(present.arrays, args, rates, key)
+            results, written, gradients = self._compiled(present.arrays, args, operands, key)
         except gradients_module.NEEDS_VALUES as error:
             place = (jaxapi.user_stack(error) or ("the function",))[-1]
             raise UsageError(
@@ -386,16 +397,12 @@ class _Step:
                 elif what is _NONE and parameter.grad is not None:
                     parameter.grad = None
 
-    def _trace(self, arrays: Any, args: Any, rates: Any, key: Any) -> Any:
+    def _trace(self, arrays: Any, args: Any, operands: Any, key: Any) -> Any:
         assert self._now is not None
         state, present = self._now
         with _holding(state, present, arrays), traced.drawing_from(key), ExitStack() as stack:
-            count = 0
-            for optimizer in state.owners.optimizers:
-                groups = len(optimizer.param_groups)
-                own = rates[count : count + groups]
-                stack.enter_context(optimizers.with_rates(optimizer, own))
-                count += groups
+            for optimizer, own in state.operands_of_each(operands):
+                stack.enter_context(optimizers.with_operands(optimizer, own))
             given = [args[name] for name in self._names]
             tensors = [Tensor(array) for array in given]
             positional, named = unflatten(self._structure, iter(tensors))

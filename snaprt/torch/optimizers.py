@@ -1,17 +1,14 @@
 """Steps of PyTorch's optimizers, each as one compiled operation.
 
-The optimizer's own code is traced, in its variant that keeps every value on the device. What it
-reads of its parameter groups, apart from the learning rate, is part of what a trace is made for.
-Optimizers that are not PyTorch's run as they are written, one operation at a time.
+The optimizer's own code is traced, in its variant that keeps every value on the device. Optimizers
+that are not PyTorch's run as they are written, one operation at a time.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import importlib
 import logging
-import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import (
@@ -29,8 +24,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from snaprt import jaxapi, metrics
+from snaprt import metrics
 from snaprt.torch import operations, packs
+from snaprt.torch.options import KNOWN, Operands, Options, on_device_variant, rates_of
 from snaprt.torch.structure import are_the_same, values_of
 from snaprt.torch.tensors import (
     Tensor,
@@ -46,17 +42,6 @@ from snaprt.torch.tensors import (
 from snaprt.trace.fast_path import follow_function
 
 _log = logging.getLogger("snaprt.torch")
-_adagrad: Any = importlib.import_module("torch.optim.adagrad")
-
-# Their steps read nothing but their groups, their state and gradients.
-_KNOWN: Final[tuple[type[torch.optim.Optimizer], ...]] = (
-    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
-    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.Adadelta),
-    *(torch.optim.ASGD, torch.optim.Adagrad),
-)
-_CAPTURABLE: Final[tuple[type[torch.optim.Optimizer], ...]] = tuple(
-    kind for kind in _KNOWN if kind not in (torch.optim.SGD, torch.optim.Adagrad)
-)
 
 #: How many traces of an optimizer are kept, and made before it runs operation by operation.
 _MAX_TRACES: Final = 12
@@ -110,14 +95,11 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Run the step, where it can be compiled, and leave PyTorch nothing to do."""
-    if len(args) > 1 or kwargs or type(optimizer) not in _KNOWN:
+    if len(args) > 1 or kwargs or type(optimizer) not in KNOWN:
         return
     if optimizer._optimizer_step_pre_hooks:
         return
-    steps = _optimizers.get(optimizer)
-    if steps is None:
-        steps = _optimizers[optimizer] = _Steps()
-    if steps.run(optimizer):
+    if _steps_of(optimizer).run(optimizer):
         _groups[optimizer] = optimizer.param_groups
         optimizer.param_groups = []
 
@@ -128,68 +110,53 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         optimizer.param_groups = groups
 
 
-_rates: dict[int, Any] = {}  # of optimizers in functions that are being traced
+_operands: dict[int, Any] = {}  # of optimizers in functions that are being traced
 
 
 @contextmanager
-def with_rates(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator[None]:
-    """Let steps of an optimizer take their learning rates from an array."""
-    _rates[id(optimizer)] = rates
+def with_operands(optimizer: torch.optim.Optimizer, operands: Any) -> Iterator[None]:
+    """Let steps of an optimizer take the numbers in their options from an array."""
+    _operands[id(optimizer)] = operands
     try:
         yield
     finally:
-        del _rates[id(optimizer)]
-
-
-class Rates:
-    """Learning rates as an array, made anew where one has changed."""
-
-    def __init__(self) -> None:
-        self._rates: list[float] = []
-        self._array: Any = None
-
-    def on_device(self, rates: list[float]) -> Any:
-        """Return the rates, in double precision where JAX has that."""
-        if rates != self._rates or self._array is None:
-            with jaxapi.evaluating():
-                self._array = jnp.asarray(np.asarray(rates, np.float64))
-            self._rates = rates
-        return self._array
+        del _operands[id(optimizer)]
 
 
 def can_be_compiled(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether steps of an optimizer are compiled."""
+    return type(optimizer) in KNOWN and not _steps_of(optimizer).is_given_up
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> Options:
+    """Return the options of an optimizer."""
+    return _steps_of(optimizer).options
+
+
+def _steps_of(optimizer: torch.optim.Optimizer) -> _Steps:
     steps = _optimizers.get(optimizer)
-    return type(optimizer) in _KNOWN and not (steps and steps.is_given_up)
-
-
-def settings_of(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """Return what a compiled step depends on in the groups: all but parameters and rates."""
-    return tuple(
-        [
-            tuple([(k, v) for k, v in group.items() if k not in ("params", "lr")])
-            for group in optimizer.param_groups
-        ]
-    )
+    if steps is None:
+        steps = _optimizers[optimizer] = _Steps()
+    return steps
 
 
 class _Steps:
     """The compiled steps of one optimizer."""
 
     def __init__(self) -> None:
+        self.options = Options()
         self._traces: dict[Any, _Step] = {}
         self._made = 0
         self._held: _Held | None = None
         self.is_given_up = False
-        self._rates = Rates()
+        self._operands = Operands()
 
     def run(self, optimizer: torch.optim.Optimizer) -> bool:
         """Run a step; return whether it could be compiled."""
         if self.is_given_up:
             return False
-        groups = optimizer.param_groups
-        rates = [group["lr"] for group in groups]
-        if not all(type(rate) is float or type(rate) is int for rate in rates):
+        rates = rates_of(optimizer)
+        if rates is None:
             return False
         held = self._held
         gradients = None if held is None else held.gradients(optimizer)
@@ -199,22 +166,27 @@ class _Steps:
             gradients = None if held is None else held.gradients(optimizer)
         if held is None or gradients is None:
             return False
-        key = (settings_of(optimizer), held.kind)
         try:
+            key = (self.options.key(optimizer), held.kind)
             trace = self._traces.get(key)
-        except TypeError:  # a setting is a tensor or a list
+        except (TypeError, RuntimeError, ValueError):  # an option is a tensor or an array
             return False
         if trace is None:
             if self._made >= _MAX_TRACES:
-                self._give_up(optimizer, "its settings change too often")
+                self._give_up(optimizer, "its options change too often")
                 return False
             self._made += 1
             trace = _Step(optimizer)
+        operands = _operands.get(id(optimizer))
+        if operands is None:
+            operands = self._operands.on_device(self.options.numbers(rates))
         try:
-            self._held = trace.run(optimizer, held, gradients, self._rates_of(optimizer, rates))
+            self._held = trace.run(optimizer, held, gradients, self.options, operands)
         except (RuntimeError, TypeError, ValueError, AssertionError, jax.errors.JAXTypeError) as e:
             if key in self._traces:
                 raise
+            if self.options.stop_changing():
+                return self.run(optimizer)
             self._give_up(optimizer, f"{type(e).__name__}: {e}")
             return False
         self._traces[key] = trace
@@ -226,10 +198,6 @@ class _Steps:
         _log.warning(
             "%s runs operation by operation, which is slow: %s", type(optimizer).__name__, reason
         )
-
-    def _rates_of(self, optimizer: torch.optim.Optimizer, rates: list[float]) -> Any:
-        given = _rates.get(id(optimizer))
-        return self._rates.on_device(rates) if given is None else given
 
 
 @dataclass(frozen=True)
@@ -477,7 +445,9 @@ class _Step:
         self._optimizer = weakref.ref(optimizer)
         self._name = f"torch_{type(optimizer).__name__}_step"
         self._compiled: dict[Any, Any] = {}  # by where the gradients are
-        self._traced: tuple[_Held, _Sources] | None = None  # while it is called, for `_trace`
+        self._traced: tuple[_Held, _Sources, Options] | None = (
+            None  # while it is called, for `_trace`
+        )
         self.made: list[dict[str, Any]] = []
 
     def run(
@@ -485,7 +455,8 @@ class _Step:
         optimizer: torch.optim.Optimizer,
         held: _Held,
         gradients: tuple[list[Any], _Sources],
-        rates: Any,
+        options: Options,
+        operands: Any,
     ) -> _Held:
         """Run the step, write the new parameters and state, and return what there is now."""
         params = [*map(_ARRAY, held.params.values())]
@@ -493,7 +464,7 @@ class _Step:
         state = held.pack
 
         def call() -> tuple[Any, list[Any]]:
-            self._traced = held, sources
+            self._traced = held, sources, options
             try:
                 given = [
                     dict(zip(held.params, params, strict=True)),
@@ -504,7 +475,7 @@ class _Step:
                 if compiled is None:
                     compiled = jax.jit(_named(self._trace, self._name))
                     self._compiled[sources.kind] = compiled
-                new, changed, new_state = compiled(*given, rates)
+                new, changed, new_state = compiled(*given, operands)
             finally:
                 self._traced = None
             if not self.made:
@@ -512,8 +483,8 @@ class _Step:
             return ([new[name] for name in held.params], changed, new_state), []
 
         key = (weakref.ref(self), weakref.ref(held), weakref.ref(sources))
-        operands = [*params, *arrays, *state.packed, rates]
-        (new, changed, new_state), _ = follow_function(key, operands, call)
+        given = [*params, *arrays, *state.packed, operands]
+        (new, changed, new_state), _ = follow_function(key, given, call)
         _write_all(held.params.values(), new)
         if changed:
             tensors = gradients_of([*held.params.values()])
@@ -528,12 +499,12 @@ class _Step:
         with plainly():
             return _Held(optimizer)
 
-    def _trace(self, params: Any, gradients: Any, state: Any, rates: Any) -> Any:
+    def _trace(self, params: Any, gradients: Any, state: Any, operands: Any) -> Any:
         """Run the optimizer's own code, on units in the place of its parameters."""
         optimizer = self._optimizer()
         assert optimizer is not None
         assert self._traced is not None
-        held, sources = self._traced
+        held, sources, options = self._traced
         names, arrays = [*held.params], [params[name] for name in held.params]
         all_gradients = sources.gradients(gradients)
         units: list[Any] = []
@@ -552,7 +523,7 @@ class _Step:
             given.append(gradient)
         own_state = optimizer.state
         try:
-            with _on_device_variant(optimizer, rates), torch.no_grad():
+            with on_device_variant(optimizer, options, operands), torch.no_grad():
                 optimizer.state = states
                 for number, group in enumerate(optimizer.param_groups):
                     pairs = zip(units, held.units, strict=True)
@@ -634,8 +605,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def step(_params: Any, gradients: Any, _state: Any, rates: Any) -> Any:
-        return function(_params, gradients, _state, rates)
+    def step(_params: Any, gradients: Any, _state: Any, options: Any) -> Any:
+        return function(_params, gradients, _state, options)
 
     step.__name__ = step.__qualname__ = name
     return step
@@ -652,58 +623,6 @@ def _plain_step(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
     """Return the optimizer's own step, without the hooks around it."""
     step: Any = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
-
-
-@contextmanager
-def _on_device_variant(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator[None]:
-    """Let an optimizer read no values, and take its learning rates from an array."""
-    groups = optimizer.param_groups
-    held = [dict(group) for group in groups]
-    get_value = _adagrad._get_value
-    try:
-        _adagrad._get_value = lambda value: value  # it has no variant that reads none
-        for index, group in enumerate(groups):
-            group["lr"] = Tensor(rates[index])
-            group["foreach"] = group["fused"] = False
-            if type(optimizer) in _CAPTURABLE:
-                group["capturable"] = True
-            if "betas" in group:
-                betas = group["betas"]
-                group["betas"] = tuple([_Decay(b) if isinstance(b, float) else b for b in betas])
-        yield
-    finally:
-        _adagrad._get_value = get_value
-        for group, before in zip(groups, held, strict=True):
-            group.clear()
-            group.update(before)
-
-
-class _Decay(float):
-    """A rate of decay, whose power with the number of steps keeps the digits that 1 takes away.
-
-    PyTorch computes ``1 - beta**step`` in double precision on the host. On the device, where it is
-    float32, a beta of 0.999 would leave three digits in the first steps.
-    """
-
-    def __pow__(self, exponent: Any) -> Any:  # type: ignore[override]
-        return _Power(self, exponent) if _is_tensor(exponent) else float(self) ** exponent
-
-
-class _Power:
-    """A rate of decay to the power of the number of steps, as optimizers use it."""
-
-    def __init__(self, base: float, steps: Tensor) -> None:
-        exponent = array_of(steps).astype(jnp.result_type(float))
-        self._logarithm = exponent * (math.log(base) if base else -math.inf)
-
-    def __rsub__(self, one: float) -> Tensor:
-        return Tensor(-jnp.expm1(self._logarithm) - (1 - one))
-
-    def __sub__(self, one: float) -> Tensor:
-        return Tensor(jnp.expm1(self._logarithm) - (one - 1))
-
-    def __rmul__(self, factor: Tensor) -> torch.Tensor:
-        return factor * Tensor(jnp.exp(self._logarithm))
 
 
 def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:

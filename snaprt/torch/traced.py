@@ -628,6 +628,8 @@ def on_device(tensors: Sequence[torch.Tensor], *, with_gradient: bool = True) ->
 
 
 def _moved(tensor: torch.Tensor, with_gradient: bool) -> Tensor:
+    if isinstance(tensor, Tensor):  # of a subclass
+        return Tensor(array_of(tensor))
     if with_gradient and tensor.requires_grad and torch.is_grad_enabled():
         refuse_transform(tensor)
         return _ToDevice.apply(tensor)
