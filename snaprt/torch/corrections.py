@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 
 from snaprt.errors import UsageError
+from snaprt.torch.lists import OF_LISTS
 
 
 def batch_norm(
@@ -131,6 +132,7 @@ WIDENED: Final[frozenset[Any]] = frozenset(
 """The functions that autocast computes in float32."""
 
 CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
+    **OF_LISTS,
     functional.batch_norm: batch_norm,
     functional.instance_norm: instance_norm,
     functional.adaptive_max_pool1d: partial(adaptive_max_pool, dimensions=1),

@@ -6,7 +6,7 @@ They are written with functions of one tensor, which become one program where th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -24,16 +24,18 @@ def _for_each(base: str) -> Callable[..., Any]:
     method: Any = torch.linalg.vector_norm if name == "norm" else getattr(torch.Tensor, name, None)
     factor = {"addcmul": "value", "addcdiv": "value"}.get(name)
 
-    def call(given: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        results = []
+    def results(given: Sequence[Any], args: Any, kwargs: Any) -> Iterator[Any]:
         for index, tensor in enumerate(given):
             row = [a[index] if isinstance(a, list | tuple) else a for a in args]
             named = {factor: row.pop()} if factor and len(row) == 3 else {}  # PyTorch takes it so
-            results.append(method(tensor, *row, **named, **kwargs))
-        return results
+            yield method(tensor, *row, **named, **kwargs)
+
+    def call(given: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [*results(given, args, kwargs)]
 
     def write(given: Sequence[Any], *args: Any, **kwargs: Any) -> None:
-        for tensor, result in zip(given, call(given, *args, **kwargs), strict=True):
+        # One after the other: a tensor may be there twice.
+        for tensor, result in zip(given, results(given, args, kwargs), strict=True):
             tensor.copy_(result)
 
     return write if base.endswith("_") else call

@@ -15,7 +15,7 @@ from snaprt.torch.operations import kind_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
-from snaprt.torch.traced import Place, State, Traced, autocast_type, on_device
+from snaprt.torch.traced import Place, State, Traced, autocast_type, first_of_each, on_device
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -208,12 +208,14 @@ class Calls:
         with plainly():
             needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
         kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
-        key = (structure, kinds, needed, grad_mode, autocast_type())
+        first = first_of_each(tensors, needed)
+        key = (structure, kinds, needed, grad_mode, autocast_type(), first)
         known = snapshot.calls.get(key)
         if known is None:
             flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
             known = Traced(
-                function, structure, snapshot.state, (*flags, *needed), autocast_type(), self._name
+                *(function, structure, snapshot.state, (*flags, *needed), autocast_type()),
+                *(self._name, first),
             )
             result = known.call(tensors)
             snapshot.calls[key] = known

@@ -18,7 +18,6 @@ from torch.nn import init
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
-from snaprt.torch.lists import OF_LISTS
 from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
@@ -31,7 +30,14 @@ from snaprt.torch.tensors import (
     to_cpu,
     write,
 )
-from snaprt.torch.traced import NO_STATE, Traced, autocast_type, drawing_by, on_device
+from snaprt.torch.traced import (
+    NO_STATE,
+    Traced,
+    autocast_type,
+    drawing_by,
+    first_of_each,
+    on_device,
+)
 
 _MAX_KINDS: Final = 4096
 _kinds: dict[Any, Traced] = {}
@@ -142,7 +148,8 @@ def _run(
         needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
     autocast = None if below_autograd else autocast_type()
     kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
-    key = (func, structure, kinds, needed, autocast)
+    first = first_of_each(tensors, needed)
+    key = (func, structure, kinds, needed, autocast, first)
     known = _kinds.get(key)
     if known is None:
         if len(_kinds) >= _MAX_KINDS:
@@ -150,7 +157,7 @@ def _run(
         name = _name(func)
         function = _OPERATORS.get(func, func)
         with torch.set_grad_enabled(grad_mode):
-            known = Traced(function, structure, NO_STATE, needed, autocast, name)
+            known = Traced(function, structure, NO_STATE, needed, autocast, name, first)
     result = known.call(tensors)
     _kinds[key] = known
     if func in _VIEWS or (func is _T.__getitem__ and len(given) == 1):
@@ -395,7 +402,6 @@ _OPERATORS: Final[dict[Any, Any]] = {
     **_with_factor("sub", "alpha"),
     **_with_factor("addcmul", "value"),
     **_with_factor("addcdiv", "value"),
-    **OF_LISTS,
     torch.full_like: _full_like,
     _T.__setitem__: operator.setitem,
     _T.__getitem__: operator.getitem,

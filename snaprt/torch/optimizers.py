@@ -659,14 +659,11 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
         if not gradients or not all(type(g) is Tensor for g in gradients):
             original(given, max_norm, total_norm, foreach)
             return
-        while gradients:
-            each = {id(gradient): gradient for gradient in gradients}
-            scaled, packed = rows_of([*each.values()])
-            with torch.no_grad():
-                operations.run_function(_scale, (scaled, float(max_norm), total_norm), {})
-            for pack, rows in packed:
-                pack.write([array_of(row) for row in rows])
-            gradients = [g for g in gradients if each.pop(id(g), None) is None]  # given again
+        scaled, packed = rows_of(gradients)
+        with torch.no_grad():
+            operations.run_function(_scale, (scaled, float(max_norm), total_norm), {})
+        for pack, rows in packed:
+            pack.write([array_of(row) for row in rows])
 
     return clip_grads_with_norm_
 

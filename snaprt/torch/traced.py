@@ -88,6 +88,7 @@ class Traced:
         needs_gradient: Which tensors, of the state and the arguments, gradients are computed for.
         autocast: The type that `torch.autocast` asks for.
         name: What it is called in modules and profiles.
+        first: What `first_of_each` returned for the arguments.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class Traced:
         needs_gradient: Sequence[bool],
         autocast: torch.dtype | None,
         name: str,
+        first: Sequence[int] | None = None,
     ) -> None:
         self._function = function
+        self._first = first
         self._name = name
         self._structure = structure
         self._state = state
@@ -193,7 +196,10 @@ class Traced:
             stack.enter_context(environment)
             stack.enter_context(_Mode(environment, self._grad_mode, self._autocast))
             count = len(self._state.tensors)
-            args, kwargs = unflatten(self._structure, iter(tensors[count:]))
+            given = tensors[count:]
+            if self._first is not None:
+                given = [given[position] for position in self._first]
+            args, kwargs = unflatten(self._structure, iter(given))
             result = self._function(*args, **kwargs)
             replaced = self._changes_of_state(tensors)
             outputs: list[torch.Tensor] = []
@@ -289,6 +295,23 @@ class Traced:
                 f"{old.dtype}{list(old.shape)} to {new.dtype}{list(new.shape)}",
                 hint="use the function that returns a new tensor, such as x.t() for x.t_()",
             )
+
+
+def first_of_each(tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[int, ...] | None:
+    """Return for each tensor the position of the first one with the same memory.
+
+    A write to one of them is a write to all. Those that gradients are computed for are not looked
+    at: autograd adds up what each place gets.
+
+    Returns:
+        The positions; None if no two tensors share memory.
+    """
+    boxes = [id(tensor.box) for tensor in tensors]
+    if len({*boxes}) == len(boxes):
+        return None
+    first: dict[int, int] = {}
+    pairs = enumerate(zip(boxes, needed, strict=True))
+    return tuple([i if is_needed else first.setdefault(box, i) for i, (box, is_needed) in pairs])
 
 
 _GRADIENTS: Final[tuple[Any, ...]] = (

@@ -116,3 +116,55 @@ def test_functions_of_lists_are_those_of_each_tensor(name: str, arguments: Any) 
         return [t.tolist() for t in (given if name.endswith("_") else result)]
 
     assert call(snaprt.torch.device()) == call("cpu")
+
+
+def _in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    y.mul_(2)
+    return x + y
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: torch._foreach_mul_([x, x], 2.0),
+        lambda x: torch._foreach_add_([x, x.detach()], [x, torch.ones_like(x)]),
+        lambda x: torch._foreach_lerp_([x, x], [x * 2, x * 3], 0.5),
+        lambda x: torch._foreach_addcdiv_([x, x], [x, x], [x + 1, x + 2]),
+        lambda x: torch.add(x, x, out=x),
+        lambda x: x.mul_(x).add_(x),
+        lambda x: x.copy_(_in_place(x, x)),
+        lambda x: x.copy_(_in_place(x, x.data)),
+    ],
+)
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["operations", "wrapped"])
+def test_a_tensor_that_is_given_twice_is_written_twice(
+    write: Callable[[torch.Tensor], Any], is_wrapped: bool
+) -> None:
+    plain = torch.linspace(0.5, 2, 6).reshape(2, 3)
+    ours = plain.to(snaprt.torch.device())
+    write(plain)
+    with snaprt.torch.lazy(), torch.no_grad():
+        (snaprt.torch.wrap(write) if is_wrapped else write)(ours)
+    torch.testing.assert_close(ours.cpu(), plain)
+
+
+def test_a_wrapped_function_that_is_given_one_tensor_twice_writes_to_both() -> None:
+    plain = torch.linspace(0.5, 2, 6)
+    ours = plain.to(snaprt.torch.device())
+    wanted = _in_place(plain, plain)
+    got = snaprt.torch.wrap(_in_place)(ours, ours)
+    torch.testing.assert_close(got.cpu(), wanted)
+    torch.testing.assert_close(ours.cpu(), plain)
+
+
+def test_parameters_that_share_a_gradient_share_its_scaling() -> None:
+    results = []
+    for device in ("cpu", snaprt.torch.device()):
+        params = [torch.ones(2, 3, device=device).requires_grad_() for _ in range(2)]
+        params[0].grad = params[1].grad = torch.ones(2, 3, device=device)
+        nn.utils.clip_grad_norm_(params, 0.5)
+        torch.nn.utils.clip_grad_value_(params, 0.05)
+        assert params[0].grad is params[1].grad
+        results.append(params[0].grad.cpu())
+    torch.testing.assert_close(*results)
