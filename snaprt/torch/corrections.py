@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 
 from snaprt.errors import UsageError
 from snaprt.torch.lists import OF_LISTS
+from snaprt.torch.views import contiguous
 
 
 def batch_norm(
@@ -139,6 +140,8 @@ CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     functional.adaptive_max_pool2d: partial(adaptive_max_pool, dimensions=2),
     functional.adaptive_max_pool3d: partial(adaptive_max_pool, dimensions=3),
     torch.ldexp: lambda mantissa, exponent: mantissa * 2.0**exponent,
+    _T.contiguous: contiguous,
+    _T.data.__get__: lambda tensor, *_: tensor.detach(),  # type: ignore[attr-defined]
     # torchax's tensors are PyTorch's meta tensors underneath, which initializers leave as they are.
     _T.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]
     _private._is_all_true: lambda tensor: tensor.all(),

@@ -38,6 +38,7 @@ from snaprt.torch.traced import (
     first_of_each,
     on_device,
 )
+from snaprt.torch.views import VIEWS
 
 _MAX_KINDS: Final = 4096
 _kinds: dict[Any, Traced] = {}
@@ -86,16 +87,6 @@ _CONSTANT: Final = frozenset(
     for name in _CONSTANT_NAMES
     for place in (torch, _T)
     if hasattr(place, name)
-)
-
-_VIEW_NAMES: Final = (
-    *("chunk", "diagonal", "expand", "expand_as", "flatten", "movedim", "narrow", "permute"),
-    *("reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "swapdims", "t"),
-    *("tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as"),
-    *("split_with_sizes", "hsplit", "vsplit", "dsplit"),
-)
-_VIEWS: Final = frozenset(
-    getattr(place, name) for name in _VIEW_NAMES for place in (torch, _T) if hasattr(place, name)
 )
 
 
@@ -160,9 +151,15 @@ def _run(
             known = Traced(function, structure, NO_STATE, needed, autocast, name, first)
     result = known.call(tensors)
     _kinds[key] = known
-    if func in _VIEWS or (func is _T.__getitem__ and len(given) == 1):
+    if func in VIEWS or (func is _T.__getitem__ and len(given) == 1 and _is_slice(args[1])):
         _mark_views(result, tensors[0])
     return result
+
+
+def _is_slice(index: Any) -> bool:
+    """Return whether an index without tensors takes a view: one with lists takes a copy."""
+    parts = index if type(index) is tuple else (index,)
+    return not any(isinstance(part, list | np.ndarray | bool) for part in parts)
 
 
 def kind_of(array: Any) -> Any:
@@ -348,11 +345,18 @@ _OWN: Final[dict[Any, Callable[..., Any]]] = {
     _T.allclose: lambda *args, **kwargs: bool(torch.isclose(*args, **kwargs).all()),
 }
 
+
+def _attribute(tensor: Tensor, name: str) -> Any:
+    result = _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
+    _mark_views(result, tensor)
+    return result
+
+
 _ATTRIBUTES: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("data", "__get__"): lambda tensor, *_: _detach(tensor),
     ("data", "__set__"): _set_data,
     **{
-        (name, "__get__"): lambda tensor, *_, name=name: _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
+        (name, "__get__"): lambda tensor, *_, name=name: _attribute(tensor, name)
         for name in ("T", "mT", "H", "mH", "real", "imag")
     },
 }

@@ -36,6 +36,7 @@ from snaprt.torch.tensors import (
     to_device,
     write,
 )
+from snaprt.torch.views import as_index, note_views, unseen_by_autograd, watch_views
 from snaprt.trace.array import send
 
 Place = tuple[dict[str, Any], str, int]
@@ -183,6 +184,7 @@ class Traced:
 
     def _trace(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
         tx = versions.torchax().tensor
+        watch_views()
         environment = environment_of_thread()
         named = {**params, **inputs}
         arrays = [named[name] for name in self._names]
@@ -586,7 +588,7 @@ class _Mode(TorchFunctionMode):
         before = None if target is None else target._elem
         result = _call(func, args, kwargs)
         if target is not None and target._elem is not before:
-            target._elem = _in_place(before, target._elem)
+            target._elem = unseen_by_autograd(before, target._elem)
             return result
         tensors: list[torch.Tensor] = []
         structure = flatten(result, tensors)
@@ -599,31 +601,18 @@ class _Mode(TorchFunctionMode):
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function; one that writes in place and is not known becomes one that does not."""
     not_known = versions.torchax().tensor.OperatorNotFound
+    if func is torch.Tensor.__getitem__:
+        args = (args[0], as_index(args[1]))
     try:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
     except not_known:
         name = getattr(func, "__name__", "")
         functional = getattr(torch.Tensor, name[:-1], None)
         if not name.endswith("_") or name.startswith("_") or functional is None:
             raise
         return args[0].copy_(functional(*args, **kwargs))
-
-
-def _in_place(old: Any, new: Any) -> Any:
-    """Return the new values with the gradient of the old: a write that autograd does not see."""
-    if old.shape != new.shape or old.dtype != new.dtype or not _is_differentiable(old):
-        return jax.lax.stop_gradient(new)
-    return _straight_through(old, jax.lax.stop_gradient(new))
-
-
-@jax.custom_jvp
-def _straight_through(old: Any, new: Any) -> Any:
-    return new
-
-
-@_straight_through.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return primals[1], tangents[0]
+    note_views(func, args, kwargs, result)
+    return result
 
 
 def _constructors() -> Any:

@@ -1,0 +1,223 @@
+"""Tensors that show part of another one: what is written to one of them is written to both.
+
+torchax knows this of slices. Of other views it makes copies, from which writes would not come back.
+Where a view lies in the memory of its base is found out by PyTorch, on tensors without memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from snaprt.errors import UsageError
+from snaprt.torch import versions
+
+_T = torch.Tensor
+
+_NAMES: Final = (
+    *("chunk", "diagonal", "expand", "expand_as", "flatten", "movedim", "moveaxis", "narrow"),
+    *("permute", "ravel", "reshape", "reshape_as", "select", "split", "squeeze", "swapaxes"),
+    *("swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze"),
+    *("view", "view_as", "split_with_sizes", "hsplit", "vsplit", "dsplit", "adjoint"),
+)
+VIEWS: Final = frozenset(
+    getattr(place, name) for name in _NAMES for place in (torch, _T) if hasattr(place, name)
+)
+"""The functions whose results show the memory of their first argument, if they can."""
+
+_DETACH: Final = frozenset({torch.detach, _T.detach})
+_ATTRIBUTES: Final = frozenset({"T", "mT", "H", "mH"})
+
+
+class _View:
+    """Where a tensor of torchax lies in its base.
+
+    Args:
+        base: A tensor that is no view itself.
+        place: A tensor without memory, of the shape of the view, at its place in the base.
+        is_detached: Whether gradients do not flow from one to the other.
+    """
+
+    __slots__ = ("base", "is_detached", "place", "seen")
+
+    def __init__(self, base: Any, place: torch.Tensor, *, is_detached: bool) -> None:
+        self.base = base
+        self.place = place
+        self.is_detached = is_detached
+        self.seen = base._elem  # what the view was last computed of
+
+    def read(self) -> Any:
+        """Return the values of the view as the base has them now."""
+        self.seen = self.base._elem
+        if self._is_whole():
+            values = self.seen.reshape(self.place.shape)
+        else:
+            values = self.seen.reshape(-1)[self._indices()]
+        return jax.lax.stop_gradient(values) if self.is_detached else values
+
+    def write(self, values: Any) -> None:
+        """Write values of the shape of the view to the base."""
+        before = self.base._elem
+        if self._is_whole():
+            after = values.reshape(before.shape)
+        else:
+            after = before.reshape(-1).at[self._indices()].set(values).reshape(before.shape)
+        self.base._elem = unseen_by_autograd(before, after) if self.is_detached else after
+        self.seen = self.base._elem
+
+    def _is_whole(self) -> bool:
+        return self.place.is_contiguous() and self.place.numel() == math.prod(self.seen.shape)
+
+    def _indices(self) -> Any:
+        indices: Any = self.place.storage_offset()
+        for axis, stride in enumerate(self.place.stride()):
+            shape = tuple(self.place.shape)
+            indices = indices + stride * jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        return indices
+
+
+def unseen_by_autograd(old: Any, new: Any) -> Any:
+    """Return the new values with the gradient of the old: a write that autograd does not see."""
+    is_same_kind = old.shape == new.shape and old.dtype == new.dtype
+    if not is_same_kind or not jnp.issubdtype(old.dtype, jnp.inexact):
+        return jax.lax.stop_gradient(new)
+    return _straight_through(old, jax.lax.stop_gradient(new))
+
+
+@jax.custom_jvp
+def _straight_through(old: Any, new: Any) -> Any:
+    return new
+
+
+@_straight_through.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return primals[1], tangents[0]
+
+
+def _read(tensor: Any) -> Any:
+    values = vars(tensor)
+    view = values.get("_snaprt_view")
+    if view is not None and view.base._elem is not view.seen:
+        values["_elem"] = view.read()
+    return values["_elem"]
+
+
+def _write(tensor: Any, array: Any) -> None:
+    values = vars(tensor)
+    values["_elem"] = array
+    view = values.get("_snaprt_view")
+    if view is None:
+        return
+    if tuple(array.shape) == tuple(view.place.shape) and array.dtype == view.seen.dtype:
+        view.write(array)
+    else:
+        raise UsageError(
+            "the shape or dtype of a tensor that is a view of another one is changed in place",
+            hint="use the function that returns a new tensor, such as x.unsqueeze(0) for "
+            "x.unsqueeze_(0)",
+        )
+
+
+@functools.cache
+def watch_views() -> None:
+    """Let tensors of torchax be views, from here on."""
+    kind: Any = versions.torchax().tensor.Tensor
+    kind._elem = property(_read, _write)
+    kind.data = property(lambda tensor: tensor.detach(), _set_data)
+    set_item = kind.__setitem__
+    kind.__setitem__ = lambda tensor, index, value: set_item(tensor, as_index(index), value)
+    for name in ("flatten", "detach"):  # methods that no mode of PyTorch is asked about
+        setattr(kind, name, _noted(getattr(kind, name), getattr(_T, name)))
+
+
+def _set_data(tensor: Any, other: Any) -> None:
+    tensor._elem = unseen_by_autograd(tensor._elem, other.jax())
+
+
+def _noted(method: Callable[..., Any], func: Any) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(tensor, *args, **kwargs)
+        note_views(func, (tensor, *args), kwargs, result)
+        return result
+
+    return call
+
+
+def note_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+    """Note whether results of a function, on tensors of torchax, show the memory of its first."""
+    is_detached = func in _DETACH
+    if not (is_detached or func in VIEWS or func is _T.__getitem__ or _is_attribute(func)):
+        return
+    base, place, was_detached = _place_of(args[0])
+    if place is None:
+        return
+    try:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            shown = func(place, *[_without_memory(a) for a in args[1:]], **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+        return
+    pairs = (
+        zip(result, shown, strict=True) if isinstance(result, tuple | list) else [(result, shown)]
+    )
+    for tensor, at in pairs:
+        if tensor is args[0] or at.dtype != place.dtype or not _is_in(at, place):
+            continue
+        is_apart = is_detached or was_detached
+        vars(tensor)["_snaprt_view"] = _View(base, at, is_detached=is_apart)
+
+
+def as_index(index: Any) -> Any:
+    """Return an index with lists of numbers in a tuple, of which torchax takes a copy."""
+    parts = index if type(index) is tuple else (index,)
+    if type(index) is list and any(_is_part(item) for item in index):
+        parts = tuple(index)
+    elif not any(isinstance(part, list | np.ndarray) for part in parts):
+        return index
+    return tuple([part.tolist() if isinstance(part, np.ndarray) else part for part in parts])
+
+
+def _is_part(item: Any) -> bool:
+    return item is None or item is ... or isinstance(item, torch.Tensor | slice)
+
+
+def contiguous(tensor: Any, **_: Any) -> Any:
+    """Return a tensor, or a copy of a view that PyTorch would copy."""
+    _, place, _ = _place_of(tensor)
+    return tensor if place is None or place.is_contiguous() else tensor.clone()
+
+
+def _is_attribute(func: Any) -> bool:
+    is_getter = getattr(func, "__name__", "") == "__get__"
+    return is_getter and getattr(func.__self__, "__name__", "") in _ATTRIBUTES
+
+
+def _place_of(tensor: Any) -> tuple[Any, torch.Tensor | None, bool]:
+    """Return the base of a tensor, its place in it, and whether gradients do not flow there."""
+    if not hasattr(tensor, "jax"):
+        return None, None, False
+    view = vars(tensor).get("_snaprt_view")
+    if view is not None:
+        return view.base, view.place, view.is_detached
+    if "_elem" not in vars(tensor):  # a slice by torchax, of what is not known
+        return None, None, False
+    return tensor, _without_memory(tensor), False
+
+
+def _without_memory(value: Any) -> Any:
+    if not hasattr(value, "jax"):
+        return value
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return torch.empty(tuple(value.jax().shape), dtype=torch.float32, device="meta")
+
+
+def _is_in(view: torch.Tensor, base: torch.Tensor) -> bool:
+    return view.untyped_storage()._cdata == base.untyped_storage()._cdata

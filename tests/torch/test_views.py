@@ -1,0 +1,175 @@
+"""Views in wrapped functions share memory with what they show, as PyTorch's do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import snaprt
+import snaprt.torch
+from snaprt.errors import UsageError
+
+Function = Callable[[torch.Tensor], Any]
+
+# Each gets a tensor of shape (2, 3, 4).
+WRITES: dict[str, Function] = {
+    "view": lambda x: x.view(-1).mul_(2),
+    "reshape": lambda x: x.reshape(6, 4).mul_(2),
+    "flatten": lambda x: x.flatten(1).mul_(2),
+    "ravel": lambda x: x.ravel().mul_(2),
+    "contiguous": lambda x: x.contiguous().mul_(2),
+    "transpose": lambda x: x.transpose(0, 2).add_(torch.ones(3, 2, device=x.device)),
+    "permute": lambda x: x.permute(2, 0, 1)[1].mul_(3),
+    "mT": lambda x: x.mT.mul_(2),
+    "T of a slice": lambda x: x[0].T.add_(torch.arange(3.0, device=x.device)),
+    "copy, not view": lambda x: x.transpose(0, 1).reshape(-1).mul_(2),
+    "contiguous copy": lambda x: x.transpose(0, 1).contiguous().mul_(2),
+    "select": lambda x: x.select(1, 0).copy_(torch.ones(2, 4, device=x.device)),
+    "narrow": lambda x: x.narrow(2, 1, 2).zero_(),
+    "chunk": lambda x: [part.mul_(i) for i, part in enumerate(x.chunk(2, 2))],
+    "split": lambda x: x.split([1, 2], 1)[1].neg_(),
+    "unbind": lambda x: x.unbind(0)[1].add_(1),
+    "unsqueeze": lambda x: x.unsqueeze(1).squeeze(1).mul_(2),
+    "diagonal": lambda x: x.diagonal(dim1=1, dim2=2).fill_(7),
+    "expand": lambda x: x.expand(2, 3, 4).mul_(2),
+    "view_as": lambda x: x.view_as(torch.zeros(6, 4, device=x.device)).mul_(2),
+    "unflatten": lambda x: x.unflatten(2, (2, 2))[..., 0].mul_(2),
+    "unfold": lambda x: x.unfold(2, 2, 2)[:, 0].mul_(2),
+    "slice of a view": lambda x: x.view(-1)[1:9:2].neg_(),
+    "view of a slice": lambda x: x[:, 1:].select(2, 0).mul_(5),
+    "setitem of a view": lambda x: x.view(6, 4).__setitem__((slice(None), 1), 3.0),
+    "iadd of a view": lambda x: _iadd(x.view(6, 4)),
+    "detach": lambda x: x.detach().mul_(2),
+    "data": lambda x: x.data.mul_(2),
+    "view of detach": lambda x: x.detach().view(-1)[3:7].mul_(2),
+    "out": lambda x: torch.mul(x, 2, out=x.view(2, 3, 4)),
+    "foreach": lambda x: torch._foreach_mul_([*x.unbind(0)], 2.0),
+    "relu": lambda x: nn.functional.relu(x.view(-1), inplace=True),
+    "masked": lambda x: x.view(-1).masked_fill_(x.view(-1) > 0, 0.5),
+    "mask index": lambda x: x.view(-1).__setitem__(x.view(-1) > 0, 0.5),
+    "no_grad": torch.no_grad()(lambda x: x.view(-1).mul_(2)),
+}
+
+
+def _iadd(x: torch.Tensor) -> None:
+    x[:, 1] += 1
+    x[0] *= 2
+
+
+def _read_after(write: Function) -> Function:
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x * 1.5
+        before = (x.view(-1), x.mT, x[0], x.detach(), x.transpose(0, 1).reshape(-1))
+        write(x)
+        return (x + 0, *[view * 2 for view in before], x.view(-1))
+
+    return call
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_to_a_view_is_seen_by_all_that_share_its_memory(write: Function) -> None:
+    function = _read_after(write)
+    plain = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
+    wanted = function(plain)
+    got = snaprt.torch.wrap(function)(plain.to(snaprt.torch.device()))
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+# PyTorch refuses these where a gradient is needed.
+_REFUSED = ("chunk", "split", "unbind", "out", "foreach")
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if name not in _REFUSED])
+def test_gradients_flow_through_writes_to_views(name: str) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = x * x
+        flat = y.view(-1)
+        WRITES[name](y)
+        return (y * torch.arange(1.0, 5.0, device=y.device)).sum() + flat[5] ** 2
+
+    found = []
+    for device, function in (("cpu", loss), (snaprt.torch.device(), snaprt.torch.wrap(loss))):
+        x = torch.linspace(-1, 1, 24).reshape(2, 3, 4).to(device).requires_grad_()
+        value = function(x)
+        value.backward()
+        assert x.grad is not None
+        found.append((value.detach().cpu(), x.grad.cpu()))
+    torch.testing.assert_close(*found)
+
+
+def test_the_shape_of_a_view_is_not_changed_in_place() -> None:
+    x = torch.zeros(2, 3, device=snaprt.torch.device())
+    with pytest.raises(UsageError, match="changed in place"):
+        snaprt.torch.wrap(lambda x: x.view(-1).unsqueeze_(0).mul_(2))(x)
+
+
+def test_a_module_may_write_to_views_of_its_buffers() -> None:
+    class Queue(nn.Module):
+        memory: torch.Tensor
+        place: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("memory", torch.zeros(3, 4))
+            self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            with torch.no_grad():
+                self.memory.view(-1)[:4].copy_(y[0])
+                self.memory.t()[2].mul_(0.5)
+                self.memory.data[1:].add_(y.detach()[1:3])
+                self.place += 1
+            return (y @ self.memory.t()).sum()
+
+    results = []
+    for is_ours in (True, False):
+        torch.manual_seed(0)
+        module = snaprt.torch.wrap(Queue()) if is_ours else Queue()
+        optimizer = torch.optim.SGD(module.parameters(), 0.01)
+        with snaprt.torch.lazy():
+            for step in range(3):
+                x = torch.linspace(step, step + 1, 12).reshape(3, 4)
+                optimizer.zero_grad()
+                module(x.to(module.memory.device)).backward()
+                optimizer.step()
+                snaprt.mark_step()
+        results.append([t.detach().cpu() for t in module.state_dict().values()])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, check_dtype=False)
+
+
+def test_outside_of_wrapped_functions_a_write_to_a_view_is_an_error_and_one_to_a_copy_is_not() -> (
+    None
+):
+    for take in (lambda x: x[0], lambda x: x.T, lambda x: x.ravel(), lambda x: x[:, 1:]):
+        x = torch.zeros(2, 3, device=snaprt.torch.device())
+        with pytest.raises(UsageError, match="view of a tensor is changed in place"):
+            take(x).add_(1)
+
+
+def _index_with_lists(x: torch.Tensor) -> torch.Tensor:
+    x[:, [0, 2]] += 1
+    x[[True, False]] *= 2
+    x[[1, 0]] = x[[0, 1]] + 1
+    x[[0, 1], [1, 2]] = 9
+    copy = x[[0]]
+    copy.zero_()
+    other = x[np.array([1, 0])]
+    other.zero_()
+    return x[np.array([[0], [1]]), 1]
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_lists_as_indices_take_copies(is_wrapped: bool) -> None:
+    plain = torch.arange(6.0).reshape(2, 3)
+    ours = plain.to(snaprt.torch.device())
+    wanted = _index_with_lists(plain)
+    got = (snaprt.torch.wrap(_index_with_lists) if is_wrapped else _index_with_lists)(ours)
+    assert got.tolist() == wanted.tolist()
+    assert ours.tolist() == plain.tolist()
