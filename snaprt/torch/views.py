@@ -171,8 +171,8 @@ def note_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: A
     for tensor, at in pairs:
         if tensor is args[0] or at.dtype != place.dtype or not _is_in(at, place):
             continue
-        is_apart = is_detached or was_detached
-        vars(tensor)["_snaprt_view"] = _View(base, at, is_detached=is_apart)
+        view = _View(base, at, is_detached=is_detached or was_detached)
+        vars(tensor)["_snaprt_view"] = view
 
 
 def as_index(index: Any) -> Any:
@@ -191,7 +191,7 @@ def _is_part(item: Any) -> bool:
 
 def contiguous(tensor: Any, **_: Any) -> Any:
     """Return a tensor, or a copy of a view that PyTorch would copy."""
-    _, place, _ = _place_of(tensor)
+    place = _place_of(tensor)[1]
     return tensor if place is None or place.is_contiguous() else tensor.clone()
 
 
