@@ -124,11 +124,13 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Any:
-    """Return the loss, with what is on the CPU moved to the device."""
+    """Return the loss; lengths may be on the CPU, as they may for other devices."""
+    given = [
+        value.to(log_probs.device) if isinstance(value, torch.Tensor) else value
+        for value in (targets, input_lengths, target_lengths)
+    ]
     number = ("none", "mean", "sum").index(reduction)
-    return torch.ctc_loss(
-        log_probs, targets, input_lengths, target_lengths, blank, number, zero_infinity
-    )
+    return torch.ctc_loss(log_probs, *given, blank, number, zero_infinity)
 
 
 _T = torch.Tensor

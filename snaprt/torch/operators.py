@@ -175,6 +175,12 @@ def _check_pivot(pivot: bool) -> None:
         )
 
 
+def _orthogonal(matrices: Any, mode: str = "reduced") -> Any:
+    if mode == "r":
+        return jnp.zeros(0, matrices.dtype), jnp.linalg.qr(matrices, mode="r")
+    return tuple(jnp.linalg.qr(matrices, mode=mode))
+
+
 def _angle(values: Any) -> Any:
     if jnp.iscomplexobj(values):
         return jnp.angle(values)
@@ -240,7 +246,7 @@ def _bags(
 ) -> Any:
     """Return the sum (mode 0), mean (1) or maximum (2) of rows of ``weight``, in bags."""
     count = offsets.shape[0] - include_last_offset
-    bag = jnp.searchsorted(offsets[:count], jnp.arange(len(indices)), side="right") - 1
+    bag = jnp.searchsorted(offsets, jnp.arange(len(indices)), side="right") - 1
     bag = jnp.where(indices == padding_idx, count, bag)  # which is none of the bags
     rows = weight[indices]
     if scale_grad_by_freq:
@@ -256,6 +262,29 @@ def _bags(
     if mode == 1:
         result = result / jnp.maximum(sizes, 1)[:, None].astype(result.dtype)
     return result, bag, sizes, jnp.zeros(0, bag.dtype)
+
+
+def _embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    rows = jnp.take(weight, indices, axis=0)
+    if scale_grad_by_freq:
+        rows = _by_frequency(rows, indices, len(weight))
+    if padding_idx < 0:
+        return rows
+    is_padding = (indices == padding_idx)[..., None]
+    return jnp.where(is_padding, jax.lax.stop_gradient(rows), rows)
+
+
+def _renormalize(*_: Any) -> Any:
+    raise UsageError(
+        "an embedding with max_norm is not available on this device",
+        hint="renormalize its weight under torch.no_grad(), with torch.renorm, before the step",
+    )
 
 
 def _by_frequency(rows: Any, indices: Any, count: int) -> Any:
@@ -383,9 +412,12 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "bucketize": _bucketize,
     "cholesky_inverse": _inverse_cholesky,
     "cholesky_solve": _solve_cholesky,
+    "embedding": _embedding,
+    "embedding_renorm_": _renormalize,
     "linalg_inv_ex": _inverse,
     "linalg_lstsq": _least_squares,
     "linalg_lu_solve": _solve_factored,
+    "linalg_qr": _orthogonal,
     "linalg_solve_triangular": _solve_triangular,
     "linalg_lu": _lu,
     "linalg_lu_factor_ex": _lu_factors,
