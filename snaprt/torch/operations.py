@@ -19,7 +19,7 @@ from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
 from snaprt.torch.lists import OF_LISTS
-from snaprt.torch.operators import WINDOWS
+from snaprt.torch.operators import CONSTANTS
 from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
@@ -352,10 +352,18 @@ _ATTRIBUTES: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("data", "__get__"): lambda tensor, *_: _detach(tensor),
     ("data", "__set__"): _set_data,
     **{
-        (name, "__get__"): lambda tensor, *_, name=name: _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
+        (name, "__get__"): lambda tensor, *_, name=name: _attribute(name, tensor)
         for name in ("T", "mT", "H", "mH", "real", "imag")
     },
 }
+
+
+def _attribute(name: str, tensor: Tensor) -> Tensor:
+    result = _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
+    _mark_views(result, tensor)
+    return result
+
+
 _ATTRIBUTE_VIEWS: Final[dict[str, Any]] = {
     name: operator.attrgetter(name) for name in ("T", "mT", "H", "mH", "real", "imag")
 }
@@ -467,9 +475,9 @@ def _from_cpu(overload: Any) -> Callable[..., Tensor]:
     return make
 
 
-_WINDOWS: Final = [
+_CONSTANTS: Final = [
     (name, "" if overload == "default" else overload)
-    for name in WINDOWS
+    for name in CONSTANTS
     for overload in getattr(_aten, name).overloads()
     if "out" not in overload
 ]
@@ -490,7 +498,7 @@ FACTORIES: Final[dict[str, Callable[..., Any]]] = {
             *(("linspace", ""), ("logspace", ""), ("eye", ""), ("eye", "m")),
             *(("randperm", ""), ("randperm", "generator")),
             *(("tril_indices", ""), ("triu_indices", "")),
-            *_WINDOWS,
+            *_CONSTANTS,
         )
     },
 }

@@ -140,9 +140,7 @@ def _log_determinant(matrices: Any) -> Any:
     return *jnp.linalg.slogdet(matrices), *_factors(matrices)
 
 
-def _unpack(
-    factors: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
-) -> Any:
+def _unpack(factors: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     """Return the permutation, the lower and the upper matrix that LU factors stand for."""
     rows, columns = factors.shape[-2:]
     size = min(rows, columns)
@@ -287,6 +285,56 @@ def _renormalize(*_: Any) -> Any:
     )
 
 
+def _distances(first: Any, second: Any, p: float, compute_mode: int | None = None) -> Any:
+    """Return the distance of each row of ``first`` to each row of ``second``."""
+    return _norm(first[..., :, None, :] - second[..., None, :, :], p)
+
+
+def _own_distances(rows: Any, p: float = 2.0) -> Any:
+    first, second = np.triu_indices(len(rows), 1)
+    return _norm(rows[first] - rows[second], p)
+
+
+def _norm(differences: Any, p: float) -> Any:
+    """Return the p-norms of vectors, whose gradients at zero are zero."""
+    sizes = jnp.abs(differences)
+    if p == 0:
+        return (sizes != 0).sum(-1).astype(sizes.dtype)
+    if p == 1:
+        return sizes.sum(-1)
+    if math.isinf(p):
+        return sizes.max(-1, initial=0)
+    is_zero = (sizes == 0).all(-1)
+    sizes = jnp.where(is_zero[..., None], 1, sizes)
+    positive = jnp.where(sizes == 0, 1, sizes)
+    powers = jnp.where(sizes == 0, 0, positive**p)
+    return jnp.where(is_zero, 0, powers.sum(-1) ** (1 / p))
+
+
+def _fill_diagonal(values: Any, fill_value: Any, wrap: bool = False) -> Any:
+    if values.ndim > 2:
+        steps = np.arange(min(values.shape))
+        return values.at[(steps,) * values.ndim].set(fill_value)
+    rows, columns = values.shape
+    places = np.arange(0, values.size if wrap else min(rows, columns) * columns, columns + 1)
+    return values.reshape(-1).at[places].set(fill_value).reshape(values.shape)
+
+
+def _frequencies(make: Callable[..., np.ndarray]) -> Callable[..., Any]:
+    def frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+        name = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
+        return jnp.asarray(make(n, d), name)
+
+    return frequencies
+
+
+def _add(first: Any, second: Any, *, alpha: Any = 1) -> Any:
+    """Return the sum, which for two booleans is whether one of them is true."""
+    if all(getattr(value, "dtype", None) == jnp.bool_ for value in (first, second)):
+        return first | (second & bool(alpha))
+    return versions.torchax().ops.jaten._aten_add(first, second, alpha=alpha)
+
+
 def _by_frequency(rows: Any, indices: Any, count: int) -> Any:
     """Return rows whose gradients are divided by how often the index of each is given."""
     often = jnp.zeros(count, rows.dtype).at[indices].add(1)[indices][..., None]
@@ -393,21 +441,26 @@ def _ctc(
     return losses[0] if is_single else losses
 
 
-WINDOWS: Final[dict[str, Callable[..., Any]]] = {
+CONSTANTS: Final[dict[str, Callable[..., Any]]] = {
     "bartlett_window": _window(lambda: np.bartlett),
     "blackman_window": _window(lambda: _cosines(0.42, 0.5, 0.08)),
+    "fft_fftfreq": _frequencies(np.fft.fftfreq),
+    "fft_rfftfreq": _frequencies(np.fft.rfftfreq),
     "hamming_window": _window(lambda alpha=0.54, beta=0.46: _cosines(alpha, beta)),
     "hann_window": _window(lambda: _cosines(0.5, 0.5)),
     "kaiser_window": _window(lambda beta=12.0: lambda length: np.kaiser(length, beta)),
 }
-"""Functions that make windows, by the names of PyTorch's operators."""
+"""Functions that make windows and frequencies, by the names of PyTorch's operators."""
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "_cdist_forward": _distances,
     "_embedding_bag": _bags,
     "_embedding_bag_forward_only": _bags,
     "_linalg_det": _determinant,
     "_linalg_slogdet": _log_determinant,
     "_linalg_solve_ex": _solve,
+    "_pdist_forward": _own_distances,
+    "add": _add,
     "angle": _angle,
     "bucketize": _bucketize,
     "cholesky_inverse": _inverse_cholesky,
@@ -424,7 +477,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "lu_solve": lambda right, factors, pivots: _solve_factored(factors, pivots, right),
     "lu_unpack": _unpack,
     "searchsorted": _search,
-    **WINDOWS,
+    **CONSTANTS,
 }
 """JAX functions, by the names of PyTorch's operators."""
 
@@ -437,7 +490,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
 
 COMPOSED: Final[Sequence[Any]] = (
     *(torch.angle, torch.linalg.det, torch.linalg.slogdet, torch.logdet, torch.lu_solve),
-    *(torch.linalg.solve, torch.linalg.solve_ex),
+    *(torch.cdist, torch.linalg.solve, torch.linalg.solve_ex),
 )
 """Functions that PyTorch computes by these operators, and torchax by others."""
 
@@ -447,13 +500,21 @@ def corrected_environment() -> Any:
     """Return torchax's environment, with these functions in the place of its own."""
     torchax = versions.torchax()
     environment = torchax.default_env()
+    in_place = torchax.ops.op_base.InplaceOp
     for function in COMPOSED:
         environment._ops.pop(function, None)
     ours = [
-        *((_overloads(name), function, False, True) for name, function in randomness.IN_PLACE.items()),
-        *((_overloads(name), function, False, False) for name, function in randomness.OPERATORS.items()),
+        *(
+            (_overloads(name), function, False, True)
+            for name, function in randomness.IN_PLACE.items()
+        ),
+        *(
+            (_overloads(name), function, False, False)
+            for name, function in randomness.OPERATORS.items()
+        ),
         *((_overloads(name), function, True, False) for name, function in OPERATORS.items()),
         *(([name], function, True, False) for name, function in FUNCTIONS.items()),
+        ([torch.Tensor.fill_diagonal_], in_place(_fill_diagonal, is_jax_func=True), False, True),
     ]
     for replaced, function, is_jax, is_view in ours:
         for known in replaced:

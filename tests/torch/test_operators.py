@@ -22,10 +22,10 @@ def _on(a: torch.Tensor, *values: Any) -> torch.Tensor:
     return torch.tensor(values, device=a.device)
 
 
-def _bag(**options: Any) -> Callable[..., torch.Tensor]:
+def _bag(*offsets: int, **options: Any) -> Callable[..., torch.Tensor]:
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        indices, offsets = _on(a, 0, 1, 1, 3, 4, 0), _on(a, 0, 2, 2, 5)
-        return functional.embedding_bag(indices, b[0], offsets, **options)
+        indices = _on(a, 0, 1, 1, 3, 4, 0)
+        return functional.embedding_bag(indices, b[0], _on(a, *offsets), **options)
 
     return call
 
@@ -102,13 +102,9 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
         + b * torch.kaiser_window(6, True, 4.0, device=a.device)
     ),
     "stft": lambda a, b: torch.view_as_real(_stft(a)),
-    "istft": lambda a, b: torch.istft(
-        _stft(a), 8, 4, window=torch.hann_window(8, device=a.device)
-    ),
+    "istft": lambda a, b: torch.istft(_stft(a), 8, 4, window=torch.hann_window(8, device=a.device)),
     "rrelu": lambda a, b: functional.rrelu(a) + torch.rrelu(b, 0.1, 0.2),
-    "searchsorted": lambda a, b: (
-        torch.searchsorted(a.detach().sort().values, b.detach()) + a.sum()
-    ),
+    "searchsorted": lambda a, b: torch.searchsorted(a.detach().sort().values, b.detach()) + a.sum(),
     "searchsorted from the right": lambda a, b: (
         torch.searchsorted(a.detach().round().sort().values, b.detach().round(), right=True)
         + a.sum()
@@ -127,14 +123,24 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "embedding with padding": lambda a, b: functional.embedding(_on(a, 0, 1, 3), b[0], 1),
     "embedding_bag of rows": lambda a, b: functional.embedding_bag(_on(a, [0, 1], [1, 3]), b[0]),
     **{
-        f"embedding_bag, {mode}, {padding}": _bag(mode=mode, padding_idx=padding)
+        f"embedding_bag, {mode}, {padding}": _bag(0, 2, 2, 5, mode=mode, padding_idx=padding)
         for mode in ("sum", "mean", "max")
         for padding in (None, 1)
     },
-    "embedding_bag with the last offset": _bag(mode="sum", include_last_offset=True),
+    "embedding_bag with the last offset": _bag(0, 2, 2, 6, mode="sum", include_last_offset=True),
     "embedding_bag with weights": lambda a, b: functional.embedding_bag(
         _on(a, 0, 1, 1, 3), b[0], _on(a, 0, 2), mode="sum", per_sample_weights=a[0, 0, :4]
     ),
+    "cdist": lambda a, b: torch.cdist(a, b) + torch.cdist(a, b, p=1) + torch.cdist(a, b, p=3.0),
+    "cdist by the largest": lambda a, b: torch.cdist(a, b, p=float("inf")),
+    "pdist": lambda a, b: functional.pdist(a[0]) + functional.pdist(b[0]),
+    "fill_diagonal_": lambda a, b: (
+        (a[0] * 1).fill_diagonal_(2.0).mm((b[:, 0] * 1).fill_diagonal_(3.0).mT)
+    ),
+    "fftfreq": lambda a, b: (
+        a * torch.fft.fftfreq(6, device=a.device) + b * torch.fft.rfftfreq(10, device=a.device)
+    ),
+    "sum of booleans": lambda a, b: a + ((b > 0) + (a.detach() > 0) + (b > 1)),
     "ctc_loss": _ctc(_PADDED),
     "ctc_loss of targets in a row": _ctc((1, 2, 2, 3, 1, 5), reduction="none"),
     "ctc_loss with lengths on the CPU": _ctc(
@@ -168,6 +174,12 @@ def test_an_operator_computes_what_it_does_on_the_cpu(name: str) -> None:
             torch.testing.assert_close(
                 got, want, rtol=1e-3, atol=1e-3, equal_nan=True, check_dtype=False
             )
+
+
+@pytest.mark.parametrize("name", ["T", "mT", "H", "mH"])
+def test_a_transposed_tensor_is_not_changed_in_place(name: str) -> None:
+    with pytest.raises(UsageError, match="view"):
+        getattr(torch.ones(2, 3, device=snaprt.torch.device()), name).add_(1)
 
 
 def test_rrelu_draws_while_it_trains() -> None:
