@@ -125,12 +125,12 @@ def ctc_loss(
     zero_infinity: bool = False,
 ) -> Any:
     """Return the loss; lengths may be on the CPU, as they may for other devices."""
-    given = [
+    given: Any = [
         value.to(log_probs.device) if isinstance(value, torch.Tensor) else value
         for value in (targets, input_lengths, target_lengths)
     ]
     number = ("none", "mean", "sum").index(reduction)
-    return torch.ctc_loss(log_probs, *given, blank, number, zero_infinity)
+    return _private.ctc_loss(log_probs, *given, blank, number, zero_infinity)
 
 
 _T = torch.Tensor

@@ -113,12 +113,12 @@ def _least_squares(
     """Return the solution, the squared residuals, the rank and the singular values."""
     rows, columns = matrices.shape[-2:]
     singular = jnp.linalg.svd(matrices, compute_uv=False)
-    if rcond is None:
-        rcond = float(jnp.finfo(matrices.dtype).eps) * max(rows, columns)
-    rank = (singular > rcond * singular[..., :1]).sum(-1)
+    default = float(jnp.finfo(matrices.dtype).eps) * max(rows, columns)
+    cutoff = default if rcond is None else rcond
+    rank = (singular > cutoff * singular[..., :1]).sum(-1)
     is_vector = _is_vector(matrices, right)
     right = right[..., None] if is_vector else right
-    solution = jnp.linalg.pinv(matrices, rtol=rcond) @ right
+    solution = jnp.linalg.pinv(matrices, rtol=cutoff) @ right
     nothing = jnp.zeros(0, singular.dtype)
     residuals = nothing
     if rows > columns and driver in ("gels", "gelsd", "gelss"):
@@ -503,23 +503,19 @@ def corrected_environment() -> Any:
     in_place = torchax.ops.op_base.InplaceOp
     for function in COMPOSED:
         environment._ops.pop(function, None)
-    ours = [
-        *(
-            (_overloads(name), function, False, True)
-            for name, function in randomness.IN_PLACE.items()
-        ),
-        *(
-            (_overloads(name), function, False, False)
-            for name, function in randomness.OPERATORS.items()
-        ),
-        *((_overloads(name), function, True, False) for name, function in OPERATORS.items()),
-        *(([name], function, True, False) for name, function in FUNCTIONS.items()),
-        ([torch.Tensor.fill_diagonal_], in_place(_fill_diagonal, is_jax_func=True), False, True),
+    aten = [
+        *((name, function, False, True) for name, function in randomness.IN_PLACE.items()),
+        *((name, function, False, False) for name, function in randomness.OPERATORS.items()),
+        *((name, function, True, False) for name, function in OPERATORS.items()),
     ]
-    for replaced, function, is_jax, is_view in ours:
-        for known in replaced:
-            environment.override_op_definition(known, function, is_view)
-            environment._ops[known].is_jax_function = is_jax
+    ours = [
+        *((known, *rest) for name, *rest in aten for known in _overloads(name)),
+        *((known, function, True, False) for known, function in FUNCTIONS.items()),
+        (torch.Tensor.fill_diagonal_, in_place(_fill_diagonal, is_jax_func=True), False, True),
+    ]
+    for known, function, is_jax, is_view in ours:
+        environment.override_op_definition(known, function, is_view)
+        environment._ops[known].is_jax_function = is_jax
     return environment
 
 

@@ -40,6 +40,13 @@ def _ctc(
     return call
 
 
+def _window(name: str) -> Callable[..., torch.Tensor]:
+    make = getattr(torch, name)
+    return lambda a, b: (
+        a[0] * make(6, device=a.device) + b[0] * make(6, periodic=False, device=a.device)
+    )
+
+
 def _stft(a: torch.Tensor) -> torch.Tensor:
     window = torch.hann_window(8, device=a.device)
     return torch.stft(a.flatten(), 8, 4, window=window, return_complex=True)
@@ -89,9 +96,7 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "mT": lambda a, b: a.mT @ b + b.mH + b.adjoint(),
     "angle": lambda a, b: torch.angle(torch.complex(a, b)) + b.angle() + torch.angle(a),
     **{
-        name: lambda a, b, make=getattr(torch, name): (
-            a[0] * make(6, device=a.device) + b[0] * make(6, periodic=False, device=a.device)
-        )
+        name: _window(name)
         for name in (
             *("bartlett_window", "blackman_window", "hamming_window", "hann_window"),
             "kaiser_window",
