@@ -352,18 +352,10 @@ _ATTRIBUTES: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("data", "__get__"): lambda tensor, *_: _detach(tensor),
     ("data", "__set__"): _set_data,
     **{
-        (name, "__get__"): lambda tensor, *_, name=name: _attribute(name, tensor)
+        (name, "__get__"): lambda tensor, *_, name=name: _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
         for name in ("T", "mT", "H", "mH", "real", "imag")
     },
 }
-
-
-def _attribute(name: str, tensor: Tensor) -> Tensor:
-    result = _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
-    _mark_views(result, tensor)
-    return result
-
-
 _ATTRIBUTE_VIEWS: Final[dict[str, Any]] = {
     name: operator.attrgetter(name) for name in ("T", "mT", "H", "mH", "real", "imag")
 }
