@@ -104,6 +104,37 @@ def adaptive_max_pool(
     return input
 
 
+def rrelu(
+    input: Any,  # noqa: A002 - the name in PyTorch
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    """Multiply negative values by what is drawn uniformly, or by the mean of the bounds."""
+    slope = torch.empty_like(input).uniform_(lower, upper) if training else (lower + upper) / 2
+    result = torch.where(input >= 0, input, input * slope)
+    return input.copy_(result) if inplace else result
+
+
+def ctc_loss(
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Any:
+    """Return the loss; lengths may be on the CPU, as they may for other devices."""
+    given: Any = [
+        value.to(log_probs.device) if isinstance(value, torch.Tensor) else value
+        for value in (targets, input_lengths, target_lengths)
+    ]
+    number = ("none", "mean", "sum").index(reduction)
+    return _private.ctc_loss(log_probs, *given, blank, number, zero_infinity)
+
+
 _T = torch.Tensor
 _private: Any = torch
 
@@ -139,6 +170,14 @@ CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     functional.adaptive_max_pool1d: partial(adaptive_max_pool, dimensions=1),
     functional.adaptive_max_pool2d: partial(adaptive_max_pool, dimensions=2),
     functional.adaptive_max_pool3d: partial(adaptive_max_pool, dimensions=3),
+    functional.ctc_loss: ctc_loss,
+    functional.rrelu: rrelu,
+    torch.rrelu: rrelu,
+    torch.rrelu_: partial(rrelu, inplace=True),
+    _T.mT.__get__: lambda tensor, *_: tensor.transpose(-2, -1),  # type: ignore[attr-defined]
+    _T.mH.__get__: lambda tensor, *_: tensor.transpose(-2, -1).conj(),  # type: ignore[attr-defined]
+    _T.adjoint: lambda tensor: tensor.transpose(-2, -1).conj(),
+    torch.adjoint: lambda tensor: tensor.transpose(-2, -1).conj(),
     torch.ldexp: lambda mantissa, exponent: mantissa * 2.0**exponent,
     _T.contiguous: contiguous,
     _T.data.__get__: lambda tensor, *_: tensor.detach(),  # type: ignore[attr-defined]

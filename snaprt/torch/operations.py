@@ -18,6 +18,7 @@ from torch.nn import init
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
+from snaprt.torch.operators import CONSTANTS
 from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
@@ -270,9 +271,15 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     return target
 
 
+_OF_ONE: Final = frozenset({"__bool__", "__float__", "__int__", "__index__", "__complex__"})
+
+
 def _read(name: str) -> Callable[..., Any]:
     def read(tensor: Tensor, *args: Any) -> Any:
-        return getattr(array_of(tensor), name)(*args)
+        value = array_of(tensor)
+        if name in _OF_ONE and type(value) is not float and value.ndim and value.size == 1:
+            value = value.reshape(())
+        return getattr(value, name)(*args)
 
     return read
 
@@ -470,6 +477,13 @@ def _from_cpu(overload: Any) -> Callable[..., Tensor]:
     return make
 
 
+_CONSTANTS: Final = [
+    (name, "" if overload == "default" else overload)
+    for name in CONSTANTS
+    for overload in getattr(_aten, name).overloads()
+    if "out" not in overload
+]
+
 FACTORIES: Final[dict[str, Callable[..., Any]]] = {
     "empty.memory_format": _filled(0),
     "empty_strided": _empty_strided,
@@ -486,6 +500,7 @@ FACTORIES: Final[dict[str, Callable[..., Any]]] = {
             *(("linspace", ""), ("logspace", ""), ("eye", ""), ("eye", "m")),
             *(("randperm", ""), ("randperm", "generator")),
             *(("tril_indices", ""), ("triu_indices", "")),
+            *_CONSTANTS,
         )
     },
 }

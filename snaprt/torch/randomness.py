@@ -6,7 +6,6 @@ torchax 0.0.13 has no sampler for some, fills nothing for others, and takes the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -155,20 +154,12 @@ _SAMPLES: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def _overloads(name: str) -> list[Any]:
-    packet = getattr(torch.ops.aten, name)
-    return [getattr(packet, overload) for overload in packet.overloads()]
+IN_PLACE: Final = {name: _filling(sampler) for name, sampler in _FILLS.items()}
+"""Functions that write to their first tensor, by the names of PyTorch's operators."""
 
-
-@functools.cache
-def corrected_environment() -> Any:
-    """Return torchax's environment, with these functions in the place of its own."""
-    environment = versions.torchax().default_env()
-    for names, makes, is_view_op in ((_FILLS, _filling, True), (_SAMPLES, _sampling, False)):
-        for name, sampler in names.items():
-            for overload in _overloads(name):
-                environment.override_op_definition(overload, makes(sampler), is_view_op)
-    for name, function in (("normal", normal), ("bernoulli", bernoulli)):
-        for overload in _overloads(name):
-            environment.override_op_definition(overload, function)
-    return environment
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    **{name: _sampling(sampler) for name, sampler in _SAMPLES.items()},
+    "bernoulli": bernoulli,
+    "normal": normal,
+}
+"""Functions that draw tensors, by the names of PyTorch's operators."""

@@ -25,7 +25,7 @@ from snaprt.torch import gradients, versions
 from snaprt.torch.corrections import CORRECTIONS, NARROWED, WIDENED
 from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
-from snaprt.torch.randomness import corrected_environment
+from snaprt.torch.operators import corrected_environment
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import (
     Tensor,

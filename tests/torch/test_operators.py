@@ -1,0 +1,210 @@
+"""Operators on the device compute what they compute on the CPU, with the same gradients."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+import snaprt.torch
+from snaprt.errors import UsageError
+
+_linalg: Any = torch.linalg
+
+
+def _positive(a: torch.Tensor) -> torch.Tensor:
+    return a @ a.mT + torch.eye(6, device=a.device)
+
+
+def _on(a: torch.Tensor, *values: Any) -> torch.Tensor:
+    return torch.tensor(values, device=a.device)
+
+
+def _bag(*offsets: int, **options: Any) -> Callable[..., torch.Tensor]:
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        indices = _on(a, 0, 1, 1, 3, 4, 0)
+        return functional.embedding_bag(indices, b[0], _on(a, *offsets), **options)
+
+    return call
+
+
+def _ctc(
+    targets: Any, inputs: Any = (6, 5, 4), lengths: Any = (3, 2, 1), **options: Any
+) -> Callable[..., torch.Tensor]:
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        scores = b.reshape(6, 3, 6).log_softmax(-1)
+        return functional.ctc_loss(scores, _on(a, *targets), inputs, lengths, **options)
+
+    return call
+
+
+def _window(name: str) -> Callable[..., torch.Tensor]:
+    make = getattr(torch, name)
+    return lambda a, b: (
+        a[0] * make(6, device=a.device) + b[0] * make(6, periodic=False, device=a.device)
+    )
+
+
+def _stft(a: torch.Tensor) -> torch.Tensor:
+    window = torch.hann_window(8, device=a.device)
+    return torch.stft(a.flatten(), 8, 4, window=window, return_complex=True)
+
+
+_PADDED = ([1, 2, 2], [3, 1, 0], [5, 0, 0])
+
+# Each takes `a`, well-conditioned, and `b`, both of shape (3, 6, 6).
+CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+    "solve": lambda a, b: _linalg.solve(a[0], b[0]),
+    "solve a vector": lambda a, b: _linalg.solve(a[0], b[0, 0]),
+    "solve from the right": lambda a, b: _linalg.solve(a, b[:, :2], left=False),
+    "solve a batch": lambda a, b: _linalg.solve(a, b),
+    "solve a batch of vectors": lambda a, b: _linalg.solve(a, b[:, 0]),
+    "solve with one right side": lambda a, b: _linalg.solve(a, b[0]),
+    "solve_ex": lambda a, b: _linalg.solve_ex(a, b[..., :2]).result,
+    "inv": lambda a, b: _linalg.inv(a) + _linalg.inv_ex(a).inverse + b,
+    "solve_triangular": lambda a, b: (
+        _linalg.solve_triangular(a, b, upper=True)
+        + _linalg.solve_triangular(a[0], b, upper=False, left=False)
+        + _linalg.solve_triangular(a / 6, b[0], upper=False, unitriangular=True)
+    ),
+    "lu_solve": lambda a, b: (
+        _linalg.lu_solve(*_linalg.lu_factor(a), b)
+        + _linalg.lu_solve(*_linalg.lu_factor(a), b, left=False)
+        + _linalg.lu_solve(*_linalg.lu_factor(a), b, adjoint=True)
+        + _linalg.lu_solve(*_linalg.lu_factor(a), b, adjoint=True, left=False)
+    ),
+    "lu": lambda a, b: _linalg.lu(a).L @ b + _linalg.lu(b).P,
+    "lu_unpack": lambda a, b: torch.lu_unpack(*_linalg.lu_factor(a))[2] @ b,
+    "cholesky_solve": lambda a, b: torch.cholesky_solve(b, _linalg.cholesky(_positive(a))),
+    "cholesky_solve of upper factors": lambda a, b: torch.cholesky_solve(
+        b, _linalg.cholesky(_positive(a), upper=True), upper=True
+    ),
+    "cholesky_inverse": lambda a, b: torch.cholesky_inverse(_linalg.cholesky(_positive(a))) + b,
+    "lstsq": lambda a, b: _linalg.lstsq(a[..., :4], b[..., :2]).solution,
+    "lstsq of vectors": lambda a, b: _linalg.lstsq(a[..., :4], b[..., 0]).solution,
+    "lstsq of fewer rows": lambda a, b: _linalg.lstsq(a[:, :4], b[:, :4, :2]).solution,
+    "lstsq rank": lambda a, b: _linalg.lstsq(a, b).rank + a.sum() + b.sum(),
+    "qr": lambda a, b: (
+        _linalg.qr(a[..., :4], mode="complete").Q.detach().abs() + _linalg.qr(b).R.abs()
+    ),
+    "det": lambda a, b: _linalg.det(a) + torch.det(b) + b.det(),
+    "slogdet": lambda a, b: torch.slogdet(b)[1] * _linalg.slogdet(a)[0] + b.slogdet().logabsdet,
+    "logdet": lambda a, b: torch.logdet(_positive(a)) + _positive(b).logdet(),
+    "logdet of a negative determinant": lambda a, b: torch.logdet(-a[:, :5, :5].detach()) + a.sum(),
+    "mT": lambda a, b: a.mT @ b + b.mH + b.adjoint(),
+    "angle": lambda a, b: torch.angle(torch.complex(a, b)) + b.angle() + torch.angle(a),
+    **{
+        name: _window(name)
+        for name in (
+            *("bartlett_window", "blackman_window", "hamming_window", "hann_window"),
+            "kaiser_window",
+        )
+    },
+    "windows with parameters": lambda a, b: (
+        a * torch.hamming_window(6, True, 0.5, 0.4, device=a.device)
+        + b * torch.kaiser_window(6, True, 4.0, device=a.device)
+    ),
+    "stft": lambda a, b: torch.view_as_real(_stft(a)),
+    "istft": lambda a, b: torch.istft(_stft(a), 8, 4, window=torch.hann_window(8, device=a.device)),
+    "rrelu": lambda a, b: functional.rrelu(a) + torch.rrelu(b, 0.1, 0.2),
+    "searchsorted": lambda a, b: torch.searchsorted(a.detach().sort().values, b.detach()) + a.sum(),
+    "searchsorted from the right": lambda a, b: (
+        torch.searchsorted(a.detach().round().sort().values, b.detach().round(), right=True)
+        + a.sum()
+    ),
+    "searchsorted with a sorter": lambda a, b: (
+        torch.searchsorted(a.detach(), b.detach(), sorter=a.argsort()) + a.sum()
+    ),
+    "take_along_dim": lambda a, b: (
+        torch.take_along_dim(a, b.argsort(1)[:, :2], 1)
+        + a.take_along_dim(b.argmax(1, keepdim=True), 1)
+        + torch.take_along_dim(b, a.flatten().argsort()[:6])
+    ),
+    "embedding by frequency": lambda a, b: functional.embedding(
+        _on(a, 0, 0, 3), b[0], scale_grad_by_freq=True
+    ),
+    "embedding with padding": lambda a, b: functional.embedding(_on(a, 0, 1, 3), b[0], 1),
+    "embedding_bag of rows": lambda a, b: functional.embedding_bag(_on(a, [0, 1], [1, 3]), b[0]),
+    **{
+        f"embedding_bag, {mode}, {padding}": _bag(0, 2, 2, 5, mode=mode, padding_idx=padding)
+        for mode in ("sum", "mean", "max")
+        for padding in (None, 1)
+    },
+    "embedding_bag with the last offset": _bag(0, 2, 2, 6, mode="sum", include_last_offset=True),
+    "embedding_bag with weights": lambda a, b: functional.embedding_bag(
+        _on(a, 0, 1, 1, 3), b[0], _on(a, 0, 2), mode="sum", per_sample_weights=a[0, 0, :4]
+    ),
+    "cdist": lambda a, b: torch.cdist(a, b) + torch.cdist(a, b, p=1) + torch.cdist(a, b, p=3.0),
+    "cdist by the largest": lambda a, b: torch.cdist(a, b, p=float("inf")),
+    "pdist": lambda a, b: functional.pdist(a[0]) + functional.pdist(b[0]),
+    "fill_diagonal_": lambda a, b: (
+        (a[0] * 1).fill_diagonal_(2.0).mm((b[:, 0] * 1).fill_diagonal_(3.0).mT)
+    ),
+    "fftfreq": lambda a, b: (
+        a * torch.fft.fftfreq(6, device=a.device) + b * torch.fft.rfftfreq(10, device=a.device)
+    ),
+    "sum of booleans": lambda a, b: a + ((b > 0) + (a.detach() > 0) + (b > 1)),
+    "ctc_loss": _ctc(_PADDED),
+    "ctc_loss of targets in a row": _ctc((1, 2, 2, 3, 1, 5), reduction="none"),
+    "ctc_loss with lengths on the CPU": _ctc(
+        _PADDED, torch.tensor([6, 5, 3]), torch.tensor([3, 2, 0]), reduction="sum", blank=4
+    ),
+    "ctc_loss of the impossible": _ctc(_PADDED, (3, 5, 0), reduction="none", zero_infinity=True),
+    "ctc_loss of probabilities": lambda a, b: functional.ctc_loss(
+        -b[0].abs(), _on(a, 1, 2), _on(a, 6), _on(a, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_computes_what_it_does_on_the_cpu(name: str) -> None:
+    a, b = torch.randn(3, 6, 6) + 4 * torch.eye(6), torch.randn(3, 6, 6)
+
+    def run(function: Callable[..., Any], device: Any) -> list[torch.Tensor | None]:
+        inputs = [x.clone().to(device).requires_grad_() for x in (a, b)]
+        result = function(*inputs)
+        weights = torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape).to(device)
+        (result * weights).sum().backward()
+        results = [result.detach(), *[x.grad for x in inputs]]
+        return [None if x is None else x.cpu() for x in results]
+
+    case = CASES[name]
+    wanted = run(case, "cpu")
+    for ours in (case, snaprt.torch.wrap(lambda a, b: case(a, b))):
+        for got, want in zip(run(ours, snaprt.torch.device()), wanted, strict=True):
+            want = torch.zeros_like(a) if want is None else want
+            got = torch.zeros_like(a) if got is None else got
+            torch.testing.assert_close(
+                got, want, rtol=1e-3, atol=1e-3, equal_nan=True, check_dtype=False
+            )
+
+
+def test_rrelu_draws_while_it_trains() -> None:
+    x = torch.full((100,), -1.0, device=snaprt.torch.device())
+    drawn = -torch.nn.RReLU(0.1, 0.3)(x).cpu()
+    assert drawn.min() >= 0.1
+    assert drawn.max() <= 0.3
+    assert len(drawn.unique()) > 50
+
+
+def test_an_embedding_that_would_renormalize_its_weight_is_refused() -> None:
+    layer = torch.nn.Embedding(3, 2, max_norm=1.0).to(snaprt.torch.device())
+    with pytest.raises(UsageError, match="max_norm"):
+        layer(torch.tensor([1], device=snaprt.torch.device()))
+
+
+@pytest.mark.parametrize("read", [int, float, bool, complex, operator.index])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_tensor_of_one_element_is_read_whatever_its_shape(
+    read: Callable[[Any], Any], shape: tuple[int, ...]
+) -> None:
+    plain = torch.full(shape, 3, dtype=torch.int32)
+    assert read(plain.to(snaprt.torch.device())) == read(plain)
+
+
+@pytest.mark.parametrize("read", [int, float, bool, complex, operator.index])
+def test_a_tensor_of_several_elements_is_not_read(read: Callable[[Any], Any]) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        read(torch.arange(2, device=snaprt.torch.device()))
