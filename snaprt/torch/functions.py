@@ -26,7 +26,7 @@ _Function: Any = torch.autograd.Function
 class Context(FunctionCtx):
     """What ``forward`` leaves for ``backward``; its methods are those of PyTorch."""
 
-    to_save: tuple[torch.Tensor | None, ...] = ()
+    to_save: Any = ()
     dirty_tensors: tuple[torch.Tensor, ...] = ()
     non_differentiable: tuple[torch.Tensor, ...] = ()
     materialize_grads = True
@@ -233,7 +233,7 @@ def _fitted(cls: Any, index: int, gradient: Any, aval: Any) -> Any:
     return array.astype(aval.dtype)
 
 
-_ONCE: Final = once_differentiable(lambda _: None).__code__  # type: ignore[attr-defined]
+_ONCE: Final = once_differentiable(lambda _: None).__code__
 
 
 def _is_once_differentiable(cls: Any) -> bool:

@@ -444,3 +444,19 @@ def test_autocast_has_its_meaning(function: Callable[..., Any]) -> None:
     for mine, other in zip(ours, plain, strict=True):
         assert mine.dtype == other.dtype
         torch.testing.assert_close(mine, other, rtol=1e-2, atol=1e-2)
+
+
+def test_autocast_inside_of_what_is_wrapped_has_its_meaning() -> None:
+    def kinds(x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = x @ x.T
+            with torch.autocast("cpu", enabled=False):
+                wide = x @ x.T
+        return [inside, wide, x @ x.T]
+
+    wrapped = snaprt.torch.wrap(kinds)
+    ours = [result.dtype for result in wrapped(X)]
+    assert ours == [result.dtype for result in kinds(X)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = [result.dtype for result in wrapped(X)]
+        assert ours == [result.dtype for result in kinds(X)]
