@@ -126,6 +126,7 @@ def _with_gradient(
         if given[i]._elem is before[id(given[i])]:
             place[id(given[i])] = (0, number)
     saved: list[torch.Tensor] = []
+    context.dirty_tensors = context.non_differentiable = ()  # backward does not need them
     structure = flatten(vars(context), saved)
     rest: list[Any] = []
     places: list[Any] = []
@@ -140,7 +141,7 @@ def _with_gradient(
 
     types = [jax.typeof(output.jax()) if _is_traced(output) else None for output in outputs]
     wanted = {i: jax.typeof(args[i].jax()) for i in variables}
-    materializes = context.materialize_grads
+    materializes, count = context.materialize_grads, len(args)
 
     def pull_back(residuals: Any, cotangents: Sequence[Any]) -> tuple[list[Any], Any, Any]:
         if _is_once_differentiable(cls):
@@ -155,11 +156,11 @@ def _with_gradient(
                 for aval in types
             ]
             for i, cotangent in zip(shown, cotangents, strict=True):
-                gradients[i] = cotangent
+                gradients[i] = jnp.conj(cotangent)  # PyTorch's convention is the conjugate of JAX's
             with jax.named_scope(f"{cls.__name__}.backward"):
                 given = [None if g is None else _tensor(g) for g in gradients]
                 returned = _call_backward(cls, again, given)
-                return _checked(cls, returned, len(args), wanted), None, None
+                return _checked(cls, returned, count, wanted), None, None
 
     attach: Any = jax.custom_vjp(lambda _, raw, __: raw)
 
@@ -230,7 +231,7 @@ def _fitted(cls: Any, index: int, gradient: Any, aval: Any) -> Any:
         array = array.sum((*range(extra), *widened)).reshape(aval.shape)
     if jnp.iscomplexobj(array) and not jnp.issubdtype(aval.dtype, jnp.complexfloating):
         array = array.real
-    return array.astype(aval.dtype)
+    return jnp.conj(array.astype(aval.dtype))
 
 
 _ONCE: Final = once_differentiable(lambda _: None).__code__

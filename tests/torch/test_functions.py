@@ -18,6 +18,8 @@ from snaprt.errors import UsageError
 
 # A part of PyTorch's own interface, without annotations: ctx and what forward takes vary.
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call"
+# pyright: reportIncompatibleMethodOverride=false, reportOptionalMemberAccess=false
+# pyright: reportArgumentType=false, reportFunctionMemberAccess=false
 
 
 class Sign(Function):
@@ -199,6 +201,23 @@ class Scaled(Function):
         return (gradient * scale).double(), gradient * x
 
 
+class Square(Function):
+    @staticmethod
+    def forward(ctx, z):
+        ctx.save_for_backward(z)
+        return z * z
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (z,) = ctx.saved_tensors
+        return gradient * (3 * z).conj()
+
+
+def _complex(x):
+    z = Square.apply(torch.complex(x, 2 * x + 1))
+    return z.real + 3 * z.imag
+
+
 class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -250,6 +269,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "sums over what was broadcast": (Scaled.apply, (X, torch.tensor([[2.0], [3.0]]))),
     "checkpoint": (_checkpointed(False), (X,)),
     "reentrant checkpoint": (_checkpointed(True), (X,)),
+    "complex numbers": (_complex, (X,)),
     "no_grad": (_without_gradient, (X,)),
 }
 
