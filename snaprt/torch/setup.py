@@ -14,8 +14,7 @@ import torch
 from torch.utils import checkpoint
 
 from snaprt import jaxapi
-from snaprt.errors import UsageError
-from snaprt.torch import lists, operations, optimizers, tensors, traced, versions
+from snaprt.torch import functions, lists, operations, optimizers, tensors, traced, versions
 from snaprt.torch.device_names import means_ours
 
 _C: Any = torch._C
@@ -62,24 +61,19 @@ def _register_device() -> None:
 
 
 def _watch_functions() -> None:
-    """Refuse gradients of functions that define them, where JAX computes them."""
-    function: Any = torch.autograd.Function
-    original = function.apply.__func__
+    """Let functions that define their gradient do so while they are traced, too."""
+    # Below `Function.apply`, to which users keep references from before.
+    base: Any = torch.autograd.Function.__base__
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if not traced.is_tracing() or not torch.is_grad_enabled():
-            return original(cls, *args, **kwargs)
+        if not traced.is_tracing():
+            return super(base, cls).apply(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:
             run, _, *inputs = args
             return run(*inputs)  # XLA decides what it keeps in memory
-        raise UsageError(
-            f"{cls.__qualname__} is a torch.autograd.Function, whose backward would not be called "
-            "in a wrapped module or function",
-            hint="write it with differentiable operations, such as x + (f(x) - x).detach() for a "
-            "straight-through gradient, or call it outside of what is wrapped",
-        )
+        return functions.apply(cls, args, kwargs)
 
-    function.apply = classmethod(functools.wraps(original)(apply))
+    base.apply = classmethod(apply)
     library: Any = torch.autograd
     library._engine_run_backward = _with_functions(library._engine_run_backward)
 

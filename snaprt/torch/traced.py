@@ -178,11 +178,6 @@ class Traced:
 
     def _evaluate(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
         """Run the Python code of the function, on tracers, as a JAX function."""
-        with _inside(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Explicitly requested dtype")
-            return self._trace(params, inputs, key)
-
-    def _trace(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
         tx = versions.torchax().tensor
         watch_views()
         environment = environment_of_thread()
@@ -190,13 +185,7 @@ class Traced:
         arrays = [named[name] for name in self._names]
         tensors = [tx.Tensor(array, environment) for array in arrays]
         randomness = _Randomness(environment.param, key, self._autocast)
-        with ExitStack() as stack:
-            stack.enter_context(self._state_of(tensors))
-            stack.enter_context(_randomness(environment, randomness))
-            stack.enter_context(torch.set_grad_enabled(self._grad_mode))
-            stack.enter_context(_without_fast_path())
-            stack.enter_context(environment)
-            stack.enter_context(_Mode(environment, self._grad_mode, self._autocast))
+        with self._state_of(tensors), tracing(randomness, self._grad_mode, self._autocast):
             count = len(self._state.tensors)
             given = tensors[count:]
             if self._first is not None:
@@ -206,7 +195,7 @@ class Traced:
             replaced = self._changes_of_state(tensors)
             outputs: list[torch.Tensor] = []
             self._result = flatten(result, outputs)
-            values = [_value(output) for output in outputs]
+            values = [value_of(output) for output in outputs]
         self._draws = randomness.is_used
         changed = {i for i, array in enumerate(arrays) if tensors[i]._elem is not array}
         for position in changed:
@@ -231,7 +220,7 @@ class Traced:
             position = position_of.get(id(output))
             if position is not None and (position in changed or position not in variables):
                 self._leaves.append((_SAME, position))
-            elif variables and _is_differentiable(value):
+            elif variables and is_differentiable(value):
                 self._leaves.append((_RESULT, len(results)))
                 results.append(value)
             else:
@@ -242,7 +231,7 @@ class Traced:
         for position in sorted(changed):
             value = tensors[position]._elem
             is_state = position < len(self._state.tensors)
-            if variables and not is_state and self._grad_mode and _is_differentiable(value):
+            if variables and not is_state and self._grad_mode and is_differentiable(value):
                 self._written[len(results)] = position
                 results.append(value)
             else:
@@ -282,7 +271,7 @@ class Traced:
                     f"the forward pass of a module replaced its {name!r} by {present!r}",
                     hint="a wrapped module may only replace a buffer by another tensor",
                 )
-            array = _value(present)
+            array = value_of(present)
             old = tensors[position]._elem
             if array.shape == old.shape and array.dtype == old.dtype:
                 tensors[position]._elem = array
@@ -326,11 +315,12 @@ class _WritesToConstantError(Exception):
     """A function wrote what depends on its variables to a tensor that is none of them."""
 
 
-def _is_differentiable(array: Any) -> bool:
+def is_differentiable(array: Any) -> bool:
+    """Return whether the dtype of an array is one that has gradients."""
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
-def _value(tensor: torch.Tensor) -> Any:
+def value_of(tensor: torch.Tensor) -> Any:
     """Return the array of a tensor that a traced function returned."""
     if isinstance(tensor, Tensor):
         return array_of(tensor)
@@ -408,6 +398,29 @@ def _inside() -> Iterator[None]:
         _depth.value -= 1
 
 
+@contextmanager
+def tracing(randomness: Any, grad_mode: bool, autocast: torch.dtype | None) -> Iterator[None]:
+    """Run Python code of PyTorch on tensors of torchax.
+
+    Args:
+        randomness: Where torchax gets its keys from.
+        grad_mode: Whether gradients are computed, but for what is under `torch.no_grad`.
+        autocast: The type that `torch.autocast` asks for.
+    """
+    environment = environment_of_thread()
+    with ExitStack() as stack:
+        stack.enter_context(_inside())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="Explicitly requested dtype")
+        stack.enter_context(_randomness(environment, randomness))
+        stack.enter_context(torch.set_grad_enabled(grad_mode))
+        stack.enter_context(_without_fast_path())
+        stack.enter_context(_autocast_to(autocast))
+        stack.enter_context(environment)
+        stack.enter_context(_Mode(environment, grad_mode, autocast))
+        yield
+
+
 def environment_of_thread() -> Any:
     """Return torchax's environment, with what it keeps for this thread."""
     environment = corrected_environment()
@@ -421,13 +434,17 @@ class _Randomness:
 
     def __init__(self, outer: Any, key: Any, autocast: torch.dtype | None) -> None:
         self.mesh = outer.mesh
-        self.autocast_dtype = autocast
+        self._autocast = autocast
         self._data = key
         self._count = 0
 
     @property
     def is_used(self) -> bool:
         return self._count > 0
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        return _autocast_inside(self._autocast)
 
     @property
     def prng(self) -> Any:
@@ -543,7 +560,7 @@ class _Mode(TorchFunctionMode):
                 kwargs["device"] = "jax"
         elif any(t is not torch.Tensor for t in types):
             args, kwargs = self._moved(args, kwargs)
-        if self._autocast is not None and (func in NARROWED or func in WIDENED):
+        if func in NARROWED or func in WIDENED:
             args, kwargs = self._cast(func, args, kwargs)
         correction = CORRECTIONS.get(func)
         if correction is not None:
@@ -563,7 +580,10 @@ class _Mode(TorchFunctionMode):
 
     def _cast(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return arguments in the type that `torch.autocast` computes a function in."""
-        dtype = torch.float32 if func in WIDENED else self._autocast
+        narrow = _autocast_inside(self._autocast)
+        if narrow is None:
+            return args, kwargs
+        dtype = torch.float32 if func in WIDENED else narrow
         tensors: list[torch.Tensor] = []
         structure = flatten((tuple(args), kwargs), tensors)
         return unflatten(
@@ -648,9 +668,39 @@ def _moved(tensor: torch.Tensor, with_gradient: bool) -> Tensor:
     return to_device(tensor)
 
 
+_AUTOCAST_DEVICES: Final = ("jax", "xla", "cpu")
+
+
 def autocast_type() -> torch.dtype | None:
     """Return the type of `torch.autocast` for this device or the CPU, None outside of it."""
-    for device in ("jax", "xla", "cpu"):
-        if torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-    return None
+    return next((dtype for dtype in _autocast_types() if dtype is not None), None)
+
+
+def _autocast_types() -> list[torch.dtype | None]:
+    return [
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        for device in _AUTOCAST_DEVICES
+    ]
+
+
+@contextmanager
+def _autocast_to(dtype: torch.dtype | None) -> Iterator[None]:
+    """Show Python code the autocast of what is traced, for whichever device it asks."""
+    before = _autocast_types()
+    _set_autocast([dtype] * len(before))
+    try:
+        yield
+    finally:
+        _set_autocast(before)
+
+
+def _set_autocast(dtypes: Sequence[torch.dtype | None]) -> None:
+    for device, dtype in zip(_AUTOCAST_DEVICES, dtypes, strict=True):
+        torch.set_autocast_enabled(device, dtype is not None)
+        if dtype is not None:
+            torch.set_autocast_dtype(device, dtype)
+
+
+def _autocast_inside(outer: torch.dtype | None) -> torch.dtype | None:
+    """Return the type that a `torch.autocast` inside of what is traced asks for, else ``outer``."""
+    return next((dtype for dtype in _autocast_types() if dtype != outer), outer)
