@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import torch
@@ -446,6 +447,22 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
         integers, dtype = _AS_INTEGERS[plain.dtype]
         return plain.view(integers).numpy().copy().view(dtype)
     return plain.numpy().copy()
+
+
+def constant_of(tensor: torch.Tensor) -> jax.Array:
+    """Return the values of a tensor of the CPU, where a function is traced that uses it.
+
+    Raises:
+        UsageError: It is a tensor of ours, whose values may change.
+    """
+    if isinstance(tensor, Tensor):
+        raise UsageError(
+            "a wrapped function uses a tensor that is neither an argument, nor a parameter or "
+            f"buffer of its module: {tensor.dtype}{list(tensor.shape)}",
+            hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
+        )
+    with jaxapi.evaluating():  # masks may decide about shapes
+        return jnp.asarray(host_values(tensor))
 
 
 def refuse_transform(tensor: torch.Tensor) -> None:

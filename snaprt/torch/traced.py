@@ -30,13 +30,14 @@ from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import (
     Tensor,
     array_of,
+    constant_of,
     host_values,
     refuse_transform,
     to_cpu,
     to_device,
     write,
 )
-from snaprt.torch.views import as_index, note_views, unseen_by_autograd, watch_views
+from snaprt.torch.views import as_item, note_views, unseen_by_autograd, watch_views
 from snaprt.trace.array import send
 
 Place = tuple[dict[str, Any], str, int]
@@ -558,8 +559,8 @@ class _Mode(TorchFunctionMode):
         if func in _constructors() and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"
-        elif any(t is not torch.Tensor for t in types):
-            args, kwargs = self._moved(args, kwargs)
+        elif _has_others((*args, *kwargs.values())):
+            return self._with_constants(func, types, args, kwargs)
         if func in NARROWED or func in WIDENED:
             args, kwargs = self._cast(func, args, kwargs)
         correction = CORRECTIONS.get(func)
@@ -570,13 +571,27 @@ class _Mode(TorchFunctionMode):
             return _call(func, args, kwargs)
         return self._without_gradient(func, args, kwargs)
 
-    def _moved(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return arguments with constants in the place of tensors that are not of the trace."""
+    def _with_constants(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function with constants in the place of tensors that are not of the trace."""
         tensors: list[torch.Tensor] = []
         structure = flatten((tuple(args), kwargs), tensors)
         if not any(hasattr(tensor, "jax") for tensor in tensors):
-            return args, kwargs
-        return unflatten(structure, iter([self._constant(tensor) for tensor in tensors]))
+            return _call(func, args, kwargs)
+        kind, environment = versions.torchax().tensor.Tensor, self._environment
+        constants = [t if hasattr(t, "jax") else kind(constant_of(t), environment) for t in tensors]
+        held = [(new, new._elem) for new, t in zip(constants, tensors, strict=True) if new is not t]
+        is_written = func is torch.Tensor.__setitem__
+        if not is_written:
+            args, kwargs = unflatten(structure, iter(constants))
+            with self:
+                result = func(*args, **kwargs)
+            is_written = any(constant._elem is not array for constant, array in held)
+        if is_written:
+            raise UsageError(
+                "a wrapped function writes to a tensor of the CPU that is none of its arguments",
+                hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
+            )
+        return result
 
     def _cast(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return arguments in the type that `torch.autocast` computes a function in."""
@@ -590,18 +605,6 @@ class _Mode(TorchFunctionMode):
             structure,
             iter([t.to(dtype) if t.dtype.is_floating_point else t for t in tensors]),
         )
-
-    def _constant(self, tensor: torch.Tensor) -> Any:
-        if hasattr(tensor, "jax"):
-            return tensor
-        if isinstance(tensor, Tensor):
-            raise UsageError(
-                "a wrapped function uses a tensor that is neither an argument, nor a parameter or "
-                f"buffer of its module: {tensor.dtype}{list(tensor.shape)}",
-                hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
-            )
-        array = jnp.asarray(host_values(tensor))
-        return versions.torchax().tensor.Tensor(array, self._environment)
 
     def _without_gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
         target = args[0] if args and hasattr(args[0], "_elem") else None
@@ -618,11 +621,21 @@ class _Mode(TorchFunctionMode):
         return unflatten(structure, iter(stopped))
 
 
+def _has_others(values: Sequence[Any]) -> bool:
+    """Return whether tensors that are not of the trace are among values, or in lists of them."""
+    return any(
+        not hasattr(value, "jax")
+        if isinstance(value, torch.Tensor)
+        else type(value) in (list, tuple) and _has_others(value)
+        for value in values
+    )
+
+
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function; one that writes in place and is not known becomes one that does not."""
     not_known = versions.torchax().tensor.OperatorNotFound
     if func is torch.Tensor.__getitem__:
-        args = (args[0], as_index(args[1]))
+        args = as_item(*args)
     try:
         result = func(*args, **kwargs)
     except not_known:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from snaprt.errors import UsageError
 from snaprt.torch import versions
+from snaprt.torch.tensors import constant_of
 
 _T = torch.Tensor
 
@@ -133,9 +134,21 @@ def watch_views() -> None:
     kind._elem = property(_read, _write)
     kind.data = property(lambda tensor: tensor.detach(), _set_data)
     set_item = kind.__setitem__
-    kind.__setitem__ = lambda tensor, index, value: set_item(tensor, as_index(index), value)
+
+    def set_part(tensor: Any, index: Any, value: Any) -> None:
+        set_item(tensor, _of_trace(as_index(index)), _of_trace(value))
+
+    kind.__setitem__ = set_part
     for name in ("flatten", "detach"):  # methods that no mode of PyTorch is asked about
         setattr(kind, name, _noted(getattr(kind, name), getattr(_T, name)))
+
+
+def _of_trace(value: Any) -> Any:
+    """Return an index or a value with constants in the place of tensors of the CPU."""
+    if type(value) is tuple:
+        return tuple([_of_trace(item) for item in value])
+    is_other = isinstance(value, torch.Tensor) and not hasattr(value, "jax")
+    return constant_of(value) if is_other else value
 
 
 def _set_data(tensor: Any, other: Any) -> None:
@@ -158,7 +171,7 @@ def note_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: A
     if not (is_detached or func in VIEWS or func is _T.__getitem__ or _is_attribute(func)):
         return
     base, place, was_detached = _place_of(args[0])
-    if place is None:
+    if place is None or (func is _T.__getitem__ and _is_of_copies(args[1])):
         return
     try:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -183,6 +196,18 @@ def as_index(index: Any) -> Any:
     elif not any(isinstance(part, list | np.ndarray) for part in parts):
         return index
     return tuple([part.tolist() if isinstance(part, np.ndarray) else part for part in parts])
+
+
+def as_item(tensor: Any, index: Any) -> tuple[Any, Any]:
+    """Return what to take, and by which index: of torchax's slices, it takes slices alone."""
+    index = as_index(index)
+    is_slice = "_elem" not in vars(tensor) and hasattr(tensor, "torch")
+    return (tensor.torch() if is_slice and _is_of_copies(index) else tensor), index
+
+
+def _is_of_copies(index: Any) -> bool:
+    parts = index if type(index) is tuple else (index,)
+    return any(isinstance(part, list | torch.Tensor) for part in parts)
 
 
 def _is_part(item: Any) -> bool:

@@ -173,3 +173,27 @@ def test_lists_as_indices_take_copies(is_wrapped: bool) -> None:
     got = (snaprt.torch.wrap(_index_with_lists) if is_wrapped else _index_with_lists)(ours)
     assert got.tolist() == wanted.tolist()
     assert ours.tolist() == plain.tolist()
+
+
+def test_tensors_of_the_cpu_are_constants_in_wrapped_functions() -> None:
+    scale, mask, places = torch.arange(1.0, 4.0), torch.tensor([True, False, True]), [0, 2]
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x * scale
+        y[:, mask] = 5.0
+        y[0, torch.tensor(places)] = scale[:2]
+        rows = [x[0][mask], x[1][places], x[:, torch.tensor(places)].mT[1]]
+        return [*rows, y, torch.cat([y[0], scale]), torch.where(mask, x, scale), scale - x]
+
+    plain = torch.linspace(0, 1, 6).reshape(2, 3)
+    got = snaprt.torch.wrap(function)(plain.to(snaprt.torch.device()))
+    for ours, theirs in zip(got, function(plain), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_a_wrapped_function_does_not_write_to_a_tensor_of_the_cpu() -> None:
+    total = torch.zeros(3)
+    x = torch.ones(3, device=snaprt.torch.device())
+    for write in (total.add_, lambda x: total.__setitem__(0, x[0]), lambda x: total.copy_(x)):
+        with pytest.raises(UsageError, match="tensor of the CPU"):
+            snaprt.torch.wrap(lambda x, write=write: [write(x), x][1])(x)
