@@ -560,7 +560,7 @@ class _Mode(TorchFunctionMode):
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"
         elif _has_others((*args, *kwargs.values())):
-            return self._with_constants(func, types, args, kwargs)
+            return self._with_constants(func, args, kwargs)
         if func in NARROWED or func in WIDENED:
             args, kwargs = self._cast(func, args, kwargs)
         correction = CORRECTIONS.get(func)
@@ -571,9 +571,9 @@ class _Mode(TorchFunctionMode):
             return _call(func, args, kwargs)
         return self._without_gradient(func, args, kwargs)
 
-    def _with_constants(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _with_constants(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with constants in the place of tensors that are not of the trace."""
-        tensors: list[torch.Tensor] = []
+        tensors: list[Any] = []
         structure = flatten((tuple(args), kwargs), tensors)
         if not any(hasattr(tensor, "jax") for tensor in tensors):
             return _call(func, args, kwargs)
