@@ -580,17 +580,13 @@ class _Mode(TorchFunctionMode):
         kind, environment = versions.torchax().tensor.Tensor, self._environment
         constants = [t if hasattr(t, "jax") else kind(constant_of(t), environment) for t in tensors]
         held = [(new, new._elem) for new, t in zip(constants, tensors, strict=True) if new is not t]
-        is_written = func is torch.Tensor.__setitem__
-        if not is_written:
-            args, kwargs = unflatten(structure, iter(constants))
-            with self:
-                result = func(*args, **kwargs)
-            is_written = any(constant._elem is not array for constant, array in held)
-        if is_written:
-            raise UsageError(
-                "a wrapped function writes to a tensor of the CPU that is none of its arguments",
-                hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
-            )
+        if func is torch.Tensor.__setitem__:
+            raise _writes_to_constant()
+        args, kwargs = unflatten(structure, iter(constants))
+        with self:
+            result = func(*args, **kwargs)
+        if any(constant._elem is not array for constant, array in held):
+            raise _writes_to_constant()
         return result
 
     def _cast(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -628,6 +624,13 @@ def _has_others(values: Sequence[Any]) -> bool:
         if isinstance(value, torch.Tensor)
         else type(value) in (list, tuple) and _has_others(value)
         for value in values
+    )
+
+
+def _writes_to_constant() -> UsageError:
+    return UsageError(
+        "a wrapped function writes to a tensor of the CPU that is none of its arguments",
+        hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
     )
 
 
