@@ -110,6 +110,8 @@ def _replace_tensors(
     module: torch.nn.Module, kind: type, convert: Callable[[Any], torch.Tensor]
 ) -> None:
     recurrent = [m for m in module.modules() if isinstance(m, torch.nn.RNNBase)]
+    for each in module.modules():
+        _forget_history(vars(each), convert if kind is Tensor else None)
     for each in recurrent:
         vars(each)["_flat_weight_refs"] = []  # weak references would hold the tensors in place
     with torch.no_grad(), plainly():
@@ -130,6 +132,16 @@ def _replace_tensors(
                 tensor.grad = convert(gradient)
     for each in recurrent:
         each._init_flat_weights()
+
+
+def _forget_history(
+    attributes: dict[str, Any], convert: Callable[[Any], torch.Tensor] | None
+) -> None:
+    """Detach what was computed from parameters, as pruning keeps it: its history refers to them."""
+    for name, value in attributes.items():
+        if isinstance(value, torch.Tensor) and not value.is_leaf:
+            plain = value.detach()
+            attributes[name] = plain if convert is None else convert(plain)
 
 
 def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
@@ -219,7 +231,7 @@ class Calls:
             )
             result = known.call(tensors)
             snapshot.calls[key] = known
-            snapshot.take_attributes()
+            snapshot.take_attributes(known.kept)
             return result
         return known.call(tensors)
 
@@ -268,12 +280,27 @@ class Snapshot:
         self._held = [*values_of(self._holders)]
         self._below = [*values_of(self._children)]
         self._numbers_of_hooks = [*map(len, self._hooks)]
+        self._kept: set[tuple[int, str]] = set()
+        self._noted: list[dict[str, Any]] = []
         self.take_attributes()
 
-    def take_attributes(self) -> None:
-        """Take note of the attributes of the modules, which a trace may have changed."""
+    def take_attributes(self, kept: Sequence[tuple[str, str]] = ()) -> None:
+        """Take note of the attributes of the modules, which a trace may have changed.
+
+        Args:
+            kept: Those that each call sets to tensors. The next call is traced for what they are
+                then, unless they were tensors of the same shapes and dtypes before.
+        """
+        before = self._noted
         self._attributes = [*map(vars, self._modules)]
         self._noted = [*map(dict, self._attributes)]
+        numbers = {name: number for number, name in enumerate(self.state.modules)}
+        for name, attribute in kept:
+            number = numbers[name]
+            self._kept.add((number, attribute))
+            then = before[number].get(attribute)
+            if not _are_alike(then, self._noted[number][attribute]):
+                self._noted[number][attribute] = then
 
     def _make_state(self, module: torch.nn.Module) -> State:
         tensors: list[Any] = []
@@ -296,6 +323,11 @@ class Snapshot:
 
     def holds(self) -> bool:
         """Return whether the module is still what it was; takes under 1 us for each submodule."""
+        for number, attribute in self._kept:
+            present, noted = self._attributes[number].get(attribute), self._noted[number]
+            if not _are_alike(noted[attribute], present):
+                return False
+            noted[attribute] = present
         try:
             if not all(map(operator.eq, self._attributes, self._noted)):
                 return False
@@ -315,6 +347,22 @@ class Snapshot:
             return False
         self._types = types
         return True
+
+
+def _are_alike(then: Any, now: Any) -> bool:
+    """Return whether a trace sees no difference: the same object, or tensors of the same types."""
+    if then is now:
+        return True
+    tensors: list[list[torch.Tensor]] = [[], []]
+    try:
+        if flatten(then, tensors[0]) != flatten(now, tensors[1]):
+            return False
+    except UsageError:
+        return False
+    old, new = tensors
+    if not old or {*map(type, (*old, *new))} != {Tensor}:
+        return False
+    return [*map(_TYPE, old)] == [*map(_TYPE, new)]
 
 
 _TYPE: Final = operator.attrgetter("box.array.aval")

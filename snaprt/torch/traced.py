@@ -91,6 +91,9 @@ class Traced:
         autocast: The type that `torch.autocast` asks for.
         name: What it is called in modules and profiles.
         first: What `first_of_each` returned for the arguments.
+
+    Attributes:
+        kept: The attributes of modules that a call sets to tensors: names of both.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Traced:
         self._written: dict[int, int] = {}
         self._writes: list[int] = []
         self._replaced: list[Any] = []
+        self.kept: list[tuple[str, str]] = []
         self._vary([i for i, needed in enumerate(needs_gradient) if needed])
 
     def call(self, arguments: Sequence[Tensor]) -> Any:
@@ -175,7 +179,19 @@ class Traced:
                 leaves.append(tensors[position])
             else:
                 leaves.append(next(given) if kind is _RESULT else Tensor(next(rest)))
-        return unflatten(self._result, iter(leaves))
+        result, kept = unflatten(self._result, iter(leaves))
+        if kept:
+            self._keep(kept)
+        return result
+
+    def _keep(self, values: Sequence[Any]) -> None:
+        """Set the attributes of modules that the forward pass has set."""
+        tensors: list[Any] = []
+        flatten(values, tensors)
+        if any(isinstance(tensor.box.array, jaxapi.Tracer) for tensor in tensors):
+            raise _keeps_a_tensor(*self.kept[0])
+        for (name, attribute), value in zip(self.kept, values, strict=True):
+            vars(self._state.modules[name])[attribute] = value
 
     def _evaluate(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
         """Run the Python code of the function, on tracers, as a JAX function."""
@@ -186,7 +202,10 @@ class Traced:
         arrays = [named[name] for name in self._names]
         tensors = [tx.Tensor(array, environment) for array in arrays]
         randomness = _Randomness(environment.param, key, self._autocast)
-        with self._state_of(tensors), tracing(randomness, self._grad_mode, self._autocast):
+        with (
+            self._state_of(tensors) as attributes,
+            tracing(randomness, self._grad_mode, self._autocast),
+        ):
             count = len(self._state.tensors)
             given = tensors[count:]
             if self._first is not None:
@@ -194,9 +213,11 @@ class Traced:
             args, kwargs = unflatten(self._structure, iter(given))
             result = self._function(*args, **kwargs)
             replaced = self._changes_of_state(tensors)
+            kept = self._attributes_kept(attributes, tensors)
             outputs: list[torch.Tensor] = []
-            self._result = flatten(result, outputs)
+            self._result = flatten((result, [*kept.values()]), outputs)
             values = [value_of(output) for output in outputs]
+        self.kept = [*kept]
         self._draws = randomness.is_used
         changed = {i for i, array in enumerate(arrays) if tensors[i]._elem is not array}
         for position in changed:
@@ -243,8 +264,12 @@ class Traced:
         return results, (plain, writes, list(replaced.values()))
 
     @contextmanager
-    def _state_of(self, tensors: list[Any]) -> Iterator[None]:
-        """Let the module hold these tensors, and what it held before at the end."""
+    def _state_of(self, tensors: list[Any]) -> Iterator[dict[str, dict[str, Any]]]:
+        """Let the module hold these tensors, and what it held before at the end.
+
+        Yields:
+            The attributes of the modules, by their names.
+        """
         held = [holder[name] for holder, name, _ in self._state.places]
         attributes = {name: dict(vars(m)) for name, m in self._state.modules.items()}
         try:
@@ -252,13 +277,40 @@ class Traced:
                 if isinstance(self._state.tensors[position], torch.nn.Parameter):
                     tensors[position]._is_param = True
                 holder[name] = tensors[position]
-            yield
+            yield attributes
         finally:
             for (holder, name, _), tensor in zip(self._state.places, held, strict=True):
                 holder[name] = tensor
-            known = {id(tensor) for tensor in tensors}
             for name, module in self._state.modules.items():
-                _restore_attributes(name, module, attributes[name], known)
+                before = attributes[name]
+                for attribute, _ in _changed_in(module, before):
+                    if attribute in before and before[attribute] is not vars(module)[attribute]:
+                        vars(module)[attribute] = before[attribute]
+                    else:
+                        del vars(module)[attribute]
+
+    def _attributes_kept(
+        self, before: dict[str, dict[str, Any]], tensors: list[Any]
+    ) -> dict[tuple[str, str], Any]:
+        """Return what the forward pass has set attributes to, by the names of module and attribute.
+
+        Lists of a module's own parameters, as recurrent modules keep them, are none of that.
+
+        Raises:
+            UsageError: It has added a tensor to what was there before.
+        """
+        state = {id(tensor) for tensor in tensors[: len(self._state.tensors)]}
+        kept: dict[tuple[str, str], Any] = {}
+        for name, module in self._state.modules.items():
+            for attribute, inside in _changed_in(module, before[name]):
+                if all(id(tensor) in state for tensor in inside):
+                    continue
+                value = vars(module)[attribute]
+                is_added_to = value is before[name].get(attribute)
+                if is_added_to or any(isinstance(tensor, Tensor) for tensor in inside):
+                    raise _keeps_a_tensor(name, attribute)
+                kept[name, attribute] = value
+        return kept
 
     def _changes_of_state(self, tensors: list[Any]) -> dict[int, Any]:
         """Return the arrays of the state that were replaced by others, by the number of place."""
@@ -329,17 +381,12 @@ def value_of(tensor: torch.Tensor) -> Any:
     return jnp.asarray(host_values(tensor)) if jax_of is None else jax_of()
 
 
-def _restore_attributes(
-    name: str, module: torch.nn.Module, before: dict[str, Any], state: set[int]
-) -> None:
-    """Take tensors of a trace out of a module's attributes.
-
-    Lists of its own parameters, as recurrent modules keep them, become what they were.
-
-    Raises:
-        UsageError: The forward pass kept a tensor that it computed.
-    """
-    for attribute, value in [*vars(module).items()]:
+def _changed_in(
+    module: torch.nn.Module, before: dict[str, Any]
+) -> list[tuple[str, list[torch.Tensor]]]:
+    """Return the attributes that tensors of a trace are in now, and all tensors in each."""
+    changed = []
+    for attribute, value in vars(module).items():
         if attribute in ("_parameters", "_buffers", "_modules"):
             continue
         if value is before.get(attribute) and not isinstance(value, list | dict):
@@ -349,20 +396,19 @@ def _restore_attributes(
             flatten(value, inside)
         except UsageError:
             continue
-        leaked = [tensor for tensor in inside if hasattr(tensor, "jax")]
-        if not leaked:
-            continue
-        if attribute in before and before[attribute] is not value:
-            vars(module)[attribute] = before[attribute]
-        else:
-            del vars(module)[attribute]
-        if not all(id(tensor) in state for tensor in leaked):
-            where = f"{name}.{attribute}" if name else attribute
-            raise UsageError(
-                f"the forward pass keeps a tensor in the attribute {where!r} of its module",
-                hint="return the tensor, or register a buffer for it: "
-                f"self.register_buffer({attribute!r}, ...)",
-            )
+        if any(hasattr(tensor, "jax") for tensor in inside):
+            changed.append((attribute, inside))
+    return changed
+
+
+def _keeps_a_tensor(name: str, attribute: str) -> UsageError:
+    where = f"{name}.{attribute}" if name else attribute
+    return UsageError(
+        f"the forward pass adds a tensor to what is in the attribute {where!r} of its module, or "
+        "sets it while it is compiled by snaprt.torch.jit",
+        hint="return the tensor, or register a buffer for it: "
+        f"self.register_buffer({attribute!r}, ...)",
+    )
 
 
 @contextmanager

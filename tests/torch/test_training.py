@@ -381,16 +381,6 @@ def test_a_module_whose_python_needs_values_runs_slowly_but_right(
     assert "test_training.py" in caplog.text
 
 
-def test_a_tensor_that_is_kept_in_an_attribute_is_an_error() -> None:
-    class Keeps(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.last = x * 2
-            return self.last
-
-    with pytest.raises(UsageError, match="last"):
-        snaprt.torch.wrap(Keeps())(torch.ones(1))
-
-
 def test_a_compiled_step_trains_as_pytorch_does() -> None:
     results = []
     for is_ours in (True, False):
