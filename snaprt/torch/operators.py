@@ -521,4 +521,4 @@ def corrected_environment() -> Any:
 
 def _overloads(name: str) -> list[Any]:
     packet = getattr(torch.ops.aten, name)
-    return [getattr(packet, overload) for overload in packet.overloads()]
+    return [getattr(packet, each) for each in packet.overloads() if not each.endswith("out")]

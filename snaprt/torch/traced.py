@@ -602,6 +602,10 @@ class _Mode(TorchFunctionMode):
             )
         args, kwargs = renamed(func, args, dict(kwargs or {}))
         refuse_generator(func, kwargs)
+        if isinstance(kwargs.get("out"), torch.Tensor):
+            out = kwargs.pop("out")
+            with self:
+                return out.copy_(func(*args, **kwargs))
         if func in _constructors() and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"
