@@ -175,8 +175,8 @@ class Differentiable:
                 _, pull_back, _ = jax.vjp(
                     lambda primals: function(primals, inputs, key), primals, has_aux=True
                 )
-                (gradients,) = pull_back(cotangents)
-                return [gradients[name] for name in sorted(primals)], None
+                (gradients,) = pull_back([*map(_conjugated, cotangents)])
+                return [_conjugated(gradients[name]) for name in sorted(primals)], None
 
             self._gradient = Differentiable(gradient, f"{self._name}_gradient")
         return self._gradient
@@ -214,14 +214,22 @@ class Differentiable:
         def backward(residuals: list[Any], cotangents: list[Any]) -> tuple[list[Any], Arrays]:
             given = iter(cotangents)
             whole = [
-                next(given).astype(aval.dtype) if there else jnp.zeros(aval.shape, aval.dtype)
+                _conjugated(next(given).astype(aval.dtype))
+                if there
+                else jnp.zeros(aval.shape, aval.dtype)
                 for there, aval in zip(present, self._types, strict=True)
             ]
             (gradients,) = jax.tree.unflatten(self._residuals, residuals)(whole)
+            gradients = {name: _conjugated(gradient) for name, gradient in gradients.items()}
             packed = layout.join([gradients[name] for name in inside])
             return packed, {name: a for name, a in gradients.items() if name not in inside}
 
         return backward
+
+
+def _conjugated(gradient: Any) -> Any:
+    """Return what PyTorch calls the gradient of complex numbers, for JAX's, and back."""
+    return gradient.conj() if jnp.iscomplexobj(gradient) else gradient
 
 
 NEEDS_VALUES = (

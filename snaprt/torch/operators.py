@@ -476,6 +476,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "linalg_lu_factor_ex": _lu_factors,
     "lu_solve": lambda right, factors, pivots: _solve_factored(factors, pivots, right),
     "lu_unpack": _unpack,
+    "mT": lambda matrices: jnp.swapaxes(matrices, -1, -2),
     "searchsorted": _search,
     **CONSTANTS,
 }

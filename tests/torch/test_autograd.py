@@ -266,3 +266,23 @@ def test_gradients_flow_back_to_tensors_of_the_cpu_that_are_moved_when_they_are_
     torch.testing.assert_close(leaf.grad, moved.grad.cpu())
     with torch.no_grad():
         assert not call(leaf).requires_grad
+
+
+def _of_complex(z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    w = torch.fft.fft(z * torch.complex(x, x + 1)) * z.conj()
+    return (w.abs() ** 2).sum() + w.imag.sum() + (w * (1 + 2j)).real.mean()
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["operations", "wrapped"])
+def test_gradients_of_complex_numbers_are_those_of_pytorch(is_wrapped: bool) -> None:
+    found = []
+    for device in ("cpu", snaprt.torch.device()):
+        z = torch.complex(torch.linspace(0, 1, 4), torch.linspace(1, -1, 4)).to(device)
+        z, x = z.requires_grad_(), torch.linspace(-1, 2, 4).to(device).requires_grad_()
+        is_ours = device != "cpu" and is_wrapped
+        function = snaprt.torch.wrap(_of_complex) if is_ours else _of_complex
+        first = torch.autograd.grad(function(z, x), (z, x), create_graph=True)
+        (second,) = torch.autograd.grad((first[0] * (2 - 1j)).real.sum() + first[1].sum(), z)
+        function(z, x).backward()
+        found.append([t.detach().cpu() for t in (*first, second, z.grad, x.grad)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
