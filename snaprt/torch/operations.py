@@ -39,7 +39,7 @@ from snaprt.torch.traced import (
     first_of_each,
     on_device,
 )
-from snaprt.torch.views import VIEWS
+from snaprt.torch.views import VIEWS, takes_copy
 
 _MAX_KINDS: Final = 4096
 _kinds: dict[Any, Traced] = {}
@@ -152,15 +152,9 @@ def _run(
             known = Traced(function, structure, NO_STATE, needed, autocast, name, first)
     result = known.call(tensors)
     _kinds[key] = known
-    if func in VIEWS or (func is _T.__getitem__ and len(given) == 1 and _is_slice(args[1])):
+    if func in VIEWS or (func is _T.__getitem__ and not takes_copy(args[1])):
         _mark_views(result, tensors[0])
     return result
-
-
-def _is_slice(index: Any) -> bool:
-    """Return whether an index without tensors takes a view: one with lists takes a copy."""
-    parts = index if type(index) is tuple else (index,)
-    return not any(isinstance(part, list | np.ndarray | bool) for part in parts)
 
 
 def kind_of(array: Any) -> Any:

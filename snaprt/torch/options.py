@@ -213,8 +213,7 @@ class _Changing(Tensor):
             result = own(*args)
             if result is not NotImplemented:
                 return result
-        plain = [Tensor(array_of(a)) if type(a) is cls else a for a in args]
-        return super().__torch_function__(func, types, plain, kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _against_zero(compare: Callable[[int, int], bool]) -> Callable[[Any, Any], Any]:

@@ -171,7 +171,7 @@ def note_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: A
     if not (is_detached or func in VIEWS or func is _T.__getitem__ or _is_attribute(func)):
         return
     base, place, was_detached = _place_of(args[0])
-    if place is None or (func is _T.__getitem__ and _is_of_copies(args[1])):
+    if place is None or (func is _T.__getitem__ and takes_copy(args[1])):
         return
     try:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
@@ -202,12 +202,13 @@ def as_item(tensor: Any, index: Any) -> tuple[Any, Any]:
     """Return what to take, and by which index: of torchax's slices, it takes slices alone."""
     index = as_index(index)
     is_slice = "_elem" not in vars(tensor) and hasattr(tensor, "torch")
-    return (tensor.torch() if is_slice and _is_of_copies(index) else tensor), index
+    return (tensor.torch() if is_slice and takes_copy(index) else tensor), index
 
 
-def _is_of_copies(index: Any) -> bool:
+def takes_copy(index: Any) -> bool:
+    """Return whether an index takes a copy, as one with lists or tensors does, and not a view."""
     parts = index if type(index) is tuple else (index,)
-    return any(isinstance(part, list | torch.Tensor) for part in parts)
+    return any(isinstance(part, list | np.ndarray | bool | torch.Tensor) for part in parts)
 
 
 def _is_part(item: Any) -> bool:
