@@ -72,6 +72,8 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if globals()["thread_trace"] is None:  # Python has cleared its modules: at exit, it closes
+            return  # a generator that holds the scope
         trace = thread_trace()
         outer, trace.fullgraph, trace.steady = self._outer.pop()
         jaxapi.set_thread_trace(outer)

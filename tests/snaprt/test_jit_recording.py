@@ -673,6 +673,19 @@ def test_what_was_compiled_ahead_of_time_is_recorded_when_it_is_called(dump: Pat
     assert first.module.compile_options != second.module.compile_options
 
 
+@pytest.mark.parametrize("wrong", [(x[:4],), (x.astype(int),), (x, x), ([x],)])
+def test_a_wrong_call_of_what_was_compiled_ahead_of_time_is_jax_s_error_and_no_lost_snapshot(
+    wrong: tuple[Any, ...], dump: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with snaprt.record(folder=dump):
+        compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+        with pytest.raises(TypeError, match="compiled"):
+            compiled(*wrong)
+        assert_same(compiled(x), x + 1)
+    assert len(names(dump)) == 1
+    assert caplog.messages == []
+
+
 def test_what_was_compiled_for_devices_that_were_chosen_last_is_recorded(dump: Path) -> None:
     mesh = jax.make_mesh((1,), ("x",))
     kind = jax.ShapeDtypeStruct(

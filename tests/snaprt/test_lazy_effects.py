@@ -237,3 +237,21 @@ _ORDERED_ON_FOUR_DEVICES = """
 def test_an_ordered_effect_on_several_devices_is_refused_as_in_eager_jax():
     printed = run_program(_ORDERED_ON_FOUR_DEVICES, devices=4).stdout
     assert "ordered effects are not supported for more than 1 device" in printed
+
+
+_SCOPE_IN_A_GENERATOR = """
+import jax, jax.numpy as jnp, snaprt
+
+def values():
+    with snaprt.lazy():
+        jax.debug.print("printed {}", jnp.ones(2) * 2)
+        yield 1
+
+iterator = values()
+next(iterator)
+"""
+
+
+def test_a_scope_in_a_generator_may_be_open_when_the_program_ends():
+    done = run_program(_SCOPE_IN_A_GENERATOR, fork=False)
+    assert (done.stdout, done.stderr) == ("printed [2. 2.]\n", "")

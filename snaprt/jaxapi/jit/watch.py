@@ -74,15 +74,27 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
         ):
             return call_compiled(*args, **kwargs)
         compiled: Any = args[0]
-        leaves = _tree_util.tracing_registry.flatten((args[1:], kwargs))[0]
+        leaves, tree = _tree_util.tracing_registry.flatten((args[1:], kwargs))
         make = getattr(compiled, "snaprt_ahead", None)
         ahead = None if make is None else make()
+        if ahead is not None and not _is_taken(ahead, leaves, tree):
+            return call_compiled(*args, **kwargs)  # which raises, in JAX's words
         name = "a compiled program" if ahead is None else ahead.like.params["name"]
         return watcher(name, ahead, leaves, call_compiled, args, kwargs)
 
     stages: Any = jax.stages
     stages.Lowered.compile = compile_and_keep
     stages.Compiled.__call__ = call
+
+
+def _is_taken(ahead: CompiledAhead, leaves: Any, tree: Any) -> bool:
+    """Return whether these are arguments of a structure, shapes and dtypes that it takes."""
+    try:
+        given = [(kind.shape, kind.dtype) for kind in map(jax.typeof, leaves)]
+    except (TypeError, ValueError):  # not an array
+        return False
+    kinds = [(info.shape, info.dtype) for info in jax.tree.leaves(ahead.lowered.args_info)]
+    return given == kinds and tree == ahead.lowered.in_tree
 
 
 def _ahead(lowered: Any, compiled: Any, options: Any, devices: Any) -> CompiledAhead | None:
