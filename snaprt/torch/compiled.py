@@ -33,7 +33,7 @@ from snaprt.torch.structure import (
     unflatten,
     values_of,
 )
-from snaprt.torch.tensors import Tensor, array_of, gradients_of, plainly
+from snaprt.torch.tensors import Tensor, array_of, gradients_of, plainly, write
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -381,8 +381,9 @@ class _Step:
             self._now = None
         if generator is not None and not self._draws:
             torch.set_rng_state(generator)
-        for name, result in self._written:
-            present.tensors[name].box.write(written[result])
+        with torch.no_grad():
+            for name, result in self._written:
+                write(present.tensors[name], written[result])
         self._set_gradients(state, present, gradients)
         return unflatten(self._result, iter([Tensor(result) for result in results]))
 

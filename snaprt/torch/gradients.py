@@ -267,7 +267,7 @@ class _Node(torch.autograd.Function):
             if target is None:
                 tensors.append(Tensor(result))
             else:
-                write(target, result)
+                target.box.write(result)
                 dirty.append(target)
                 tensors.append(target)
         if dirty:

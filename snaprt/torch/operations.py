@@ -39,7 +39,7 @@ from snaprt.torch.traced import (
     first_of_each,
     on_device,
 )
-from snaprt.torch.views import VIEWS, takes_copy
+from snaprt.torch.views import VIEWS, mark_views, takes_copy
 
 _MAX_KINDS: Final = 4096
 _kinds: dict[Any, Traced] = {}
@@ -152,8 +152,8 @@ def _run(
             known = Traced(function, structure, NO_STATE, needed, autocast, name, first)
     result = known.call(tensors)
     _kinds[key] = known
-    if func in VIEWS or (func is _T.__getitem__ and not takes_copy(args[1])):
-        _mark_views(result, tensors[0])
+    if func in _VIEWS or (func is _T.__getitem__ and not takes_copy(args[1])):
+        mark_views(func, tensors[0], kinds[0], args[1:], kwargs, result)
     return result
 
 
@@ -167,19 +167,21 @@ def _name(func: Any) -> str:
     return f"torch_{name.strip('_').replace('.', '_')}"
 
 
-def _mark_views(result: Any, base: Tensor) -> None:
-    shown = base.view_of or (base.box, base.box.version)
-    for tensor in result if isinstance(result, tuple | list) else (result,):
-        if tensor is not base:
-            tensor.view_of = shown
-
-
 def _detach(tensor: Tensor) -> Tensor:
     """Return a tensor without history, with the same memory."""
     detached = Tensor(array_of(tensor), box=tensor.box)
-    detached.view_of = tensor.view_of
+    detached.view_of = None if tensor.view_of is None else tensor.view_of.detached()
     detached.label = tensor.label
     return detached
+
+
+def _contiguous(tensor: Tensor, **_: Any) -> torch.Tensor:
+    """Return a tensor, or a copy of a view that PyTorch would copy."""
+    try:
+        place = None if tensor.view_of is None else tensor.view_of.locate()
+    except UsageError:  # the real part of complex numbers
+        return tensor.clone()
+    return tensor if place is None or place.is_contiguous() else tensor.clone()
 
 
 def _set_data(tensor: Tensor, value: torch.Tensor) -> None:
@@ -191,6 +193,7 @@ def _set_data(tensor: Tensor, value: torch.Tensor) -> None:
                 "tensor.data was set to a tensor of another shape or dtype",
                 hint="make a new tensor or parameter instead",
             )
+    tensor.view_of = None  # it has other memory from now on
     write(tensor, array)
 
 
@@ -317,6 +320,7 @@ _OWN: Final[dict[Any, Callable[..., Any]]] = {
     _T.detach: _detach,
     torch.detach: _detach,
     _T.detach_: lambda tensor: tensor.requires_grad_(False),
+    _T.contiguous: _contiguous,
     _T.to: _to,
     _T.cpu: _cpu,
     _T.copy_: _copy,
@@ -347,17 +351,11 @@ _OWN: Final[dict[Any, Callable[..., Any]]] = {
 }
 
 
-def _attribute(tensor: Tensor, name: str) -> Any:
-    result = _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
-    _mark_views(result, tensor)
-    return result
-
-
 _ATTRIBUTES: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("data", "__get__"): lambda tensor, *_: _detach(tensor),
     ("data", "__set__"): _set_data,
     **{
-        (name, "__get__"): lambda tensor, *_, name=name: _attribute(tensor, name)
+        (name, "__get__"): lambda tensor, *_, name=name: _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
         for name in ("T", "mT", "H", "mH", "real", "imag")
     },
 }
@@ -371,6 +369,7 @@ for _getter_name, _getter in _ATTRIBUTE_VIEWS.items():
 
     _named.__name__ = _getter_name
     _ATTRIBUTE_VIEWS[_getter_name] = _named
+_VIEWS: Final = VIEWS | {*_ATTRIBUTE_VIEWS.values()}
 
 
 def _with_factor(base: str, keyword: str) -> dict[Any, Callable[..., Any]]:

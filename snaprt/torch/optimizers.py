@@ -38,6 +38,8 @@ from snaprt.torch.tensors import (
     put_in_pack,
     rows_of,
     to_device,
+    write,
+    write_back,
 )
 from snaprt.trace.fast_path import follow_function
 
@@ -459,7 +461,7 @@ class _Step:
         operands: Any,
     ) -> _Held:
         """Run the step, write the new parameters and state, and return what there is now."""
-        params = [*map(_ARRAY, held.params.values())]
+        params = [*map(array_of, held.params.values())]
         arrays, sources = gradients
         state = held.pack
 
@@ -489,7 +491,7 @@ class _Step:
         if changed:
             tensors = gradients_of([*held.params.values()])
             for index, array in changed.items():
-                tensors[int(index)].box.write(array)  # type: ignore[union-attr]
+                write(tensors[int(index)], array)  # type: ignore[arg-type]
         if not self.made:
             state.write(new_state)
             return held
@@ -589,7 +591,6 @@ class _New(NamedTuple):
     name: str
 
 
-_ARRAY: Final = operator.attrgetter("box.array")
 _TYPE: Final = operator.attrgetter("box.array.aval")
 
 
@@ -598,6 +599,9 @@ def _write_all(tensors: Iterable[Tensor], arrays: Iterable[Any]) -> None:
         box = tensor.box
         box.array = array
         box.writes += 1
+        if tensor.view_of is not None:
+            with torch.no_grad():
+                write_back(tensor)
 
 
 def _is_tensor(value: Any) -> bool:

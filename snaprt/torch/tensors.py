@@ -7,8 +7,9 @@ switched on, and other tensors are not affected.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,91 @@ def put_in_pack(box: Box, pack: Pack, index: int) -> None:
     box.place = (pack, index)
 
 
+class Part(NamedTuple):
+    """Which elements of a tensor a view of it shows, counted as PyTorch does in its memory."""
+
+    offset: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    is_contiguous: bool
+
+    @classmethod
+    def of(cls, place: torch.Tensor) -> Part:
+        """Return which part a tensor without memory stands for."""
+        return cls(
+            int(place.storage_offset()),
+            tuple(place.stride()),
+            tuple(place.shape),
+            place.is_contiguous(),
+        )
+
+    def read(self, array: Any) -> Any:
+        """Return the part of an array."""
+        if self._is_all_of(array):
+            return array.reshape(self.shape)
+        return array.reshape(-1)[self._indices()]
+
+    def write(self, array: Any, values: Any) -> Any:
+        """Return an array with other values in the part.
+
+        Raises:
+            UsageError: The part has an element more than once, as expanded tensors do.
+        """
+        if any(
+            stride == 0 < size - 1 for stride, size in zip(self.strides, self.shape, strict=True)
+        ):
+            raise UsageError(
+                "an expanded tensor is changed in place, of which many elements are one",
+                hint="clone it first: x.expand(2, 3).clone()",
+            )
+        if self._is_all_of(array):
+            return values.reshape(array.shape)
+        return array.reshape(-1).at[self._indices()].set(values).reshape(array.shape)
+
+    def _is_all_of(self, array: Any) -> bool:
+        return self.is_contiguous and math.prod(self.shape) == math.prod(array.shape)
+
+    def _indices(self) -> Any:
+        indices: Any = self.offset
+        for axis, stride in enumerate(self.strides):
+            indices = indices + stride * jax.lax.broadcasted_iota(jnp.int32, self.shape, axis)
+        return indices
+
+
+Locate = Callable[[], "torch.Tensor | None"]
+"""Returns a tensor without memory at the place of a view in its base; None if it is a copy."""
+
+
+class View:
+    """What a view is a view of.
+
+    Attributes:
+        base: The tensor, which is no view itself.
+        locate: Where the view lies in it, which is found out when it is needed: seldom.
+        seen: The version of the base that the array of the view is of.
+    """
+
+    __slots__ = ("base", "locate", "seen")
+
+    def __init__(self, base: Tensor, locate: Locate) -> None:
+        self.base = base
+        self.locate = locate
+        self.seen = base.box.version
+
+    def part(self) -> Part | None:
+        """Return which part of the base the view shows; None if it is a copy."""
+        place = self.locate()
+        return None if place is None else Part.of(place)
+
+    def detached(self) -> View:
+        """Return the same view, whose writes autograd does not see and whose history it frees."""
+        base = like(self.base, None)
+        base.box = self.base.box
+        view = View(base, self.locate)
+        view.seen = self.seen
+        return view
+
+
 Handler = Callable[[Any, Any, Any], Any]
 _handlers: list[Handler] = []
 
@@ -165,14 +251,14 @@ class Tensor(torch.Tensor):
 
     Attributes:
         box: Where the array is.
-        view_of: For a view, the box that it was taken of, and the version that it shows.
+        view_of: For a view, what it is a view of.
         label: The name of a parameter or buffer in its module.
         due: A gradient that backward has left for a leaf, until somebody asks for ``.grad``: an
             array, or several of several leaves.
     """
 
     box: Box
-    view_of: tuple[Box, int] | None = None
+    view_of: View | None = None
     label: str | None = None
     due: Any = None
 
@@ -347,34 +433,77 @@ def _array_due(leaf: Tensor, due: Any) -> Any:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """Return the array of a tensor.
+    """Return the array of a tensor."""
+    if tensor.view_of is not None:
+        read_again(tensor)
+    return tensor.box.array
+
+
+def read_again(tensor: Tensor) -> None:
+    """Let a view show what its base has there now, with the gradient of that.
 
     Raises:
-        UsageError: It is a view of a tensor that was written to since.
+        UsageError: The base was written to, and it is not known what the view shows.
     """
     view = tensor.view_of
-    if view is not None and view[0].version != view[1]:
-        raise UsageError(
-            "a tensor is used that was a view of another one before that was changed in place; "
-            "tensors on this device do not share memory",
-            hint="take the view again after the change, or do both in a wrapped function",
-        )
-    return tensor.box.array
+    if view is None or view.seen == view.base.box.version:
+        return
+    tensor.view_of, part = None, view.part()
+    if part is None:
+        return
+    with plainly():
+        has_gradient = tensor.grad_fn is not None or view.base.requires_grad
+    if has_gradient:
+        with torch.enable_grad():
+            _handlers[0](_read_part, (tensor, view.base, tuple(part)), {})
+    else:
+        tensor.box.array = part.read(view.base.box.array)
+    view.seen = view.base.box.version
+    tensor.view_of = view
+
+
+def _read_part(tensor: Any, base: Any, part: Any) -> None:
+    tensor._elem = Part(*part).read(base.jax())
 
 
 def write(tensor: Tensor, array: Any) -> None:
     """Put another array of the same shape and dtype in the place of a tensor's.
 
     Raises:
-        UsageError: The tensor is a view of another one, which would not change.
+        UsageError: It is a view, of which is not known what it shows.
     """
-    if tensor.view_of is not None:
-        raise UsageError(
-            "a view of a tensor is changed in place, which would not change the tensor itself",
-            hint="assign to the tensor: x[0] = x[0] + 1 for x[0].add_(1), or do it in a wrapped "
-            "function",
-        )
     tensor.box.write(array)
+    write_back(tensor)
+
+
+def write_back(tensor: Tensor) -> None:
+    """Write to the base of a view, if this is one, what was written to the view itself.
+
+    Raises:
+        RuntimeError: The base is a leaf that gradients are computed for.
+        UsageError: It is not known what the view shows, or it shows an element more than once.
+    """
+    view = tensor.view_of
+    if view is None:
+        return
+    part = view.part()
+    if part is None:
+        tensor.view_of = None
+        return
+    base = view.base
+    with plainly():
+        if base.requires_grad and base.is_leaf and torch.is_grad_enabled():
+            raise RuntimeError(
+                "a view of a leaf Variable that requires grad is being used in an in-place "
+                "operation."
+            )
+    view.seen = base.box.version  # what was written is newer
+    _handlers[0](_put_part, (base, tensor, tuple(part)), {})
+    view.seen = base.box.version
+
+
+def _put_part(base: Any, values: Any, part: Any) -> None:
+    base._elem = Part(*part).write(base.jax(), values.jax())
 
 
 def like(tensor: Tensor, array: Any) -> Tensor:

@@ -32,10 +32,12 @@ from snaprt.torch.tensors import (
     array_of,
     constant_of,
     host_values,
+    read_again,
     refuse_transform,
     to_cpu,
     to_device,
     write,
+    write_back,
 )
 from snaprt.torch.views import as_item, note_views, unseen_by_autograd, watch_views
 from snaprt.trace.array import send
@@ -168,6 +170,8 @@ class Traced:
         else:
             _, others = self._jax.evaluate(inputs, key)
         plain, writes, replaced = others
+        for position in self._written.values() if self._variables else ():
+            write_back(tensors[position])
         for position, array in zip(self._writes, writes, strict=True):
             write(tensors[position], array)
         for (holder, name), array in zip(self._replaced, replaced, strict=True):
@@ -722,7 +726,11 @@ def on_device(tensors: Sequence[torch.Tensor], *, with_gradient: bool = True) ->
         tensors: The tensors.
         with_gradient: Whether gradients of the copies flow back to the CPU.
     """
-    return [t if type(t) is Tensor else _moved(t, with_gradient) for t in tensors]
+    moved = [t if type(t) is Tensor else _moved(t, with_gradient) for t in tensors]
+    for tensor in moved:
+        if tensor.view_of is not None:
+            read_again(tensor)
+    return moved
 
 
 def _moved(tensor: torch.Tensor, with_gradient: bool) -> Tensor:

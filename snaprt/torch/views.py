@@ -7,7 +7,6 @@ Where a view lies in the memory of its base is found out by PyTorch, on tensors 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from snaprt.errors import UsageError
 from snaprt.torch import versions
-from snaprt.torch.tensors import constant_of
+from snaprt.torch.tensors import DTYPES, Part, Tensor, View, constant_of
 
 _T = torch.Tensor
 
@@ -58,31 +57,15 @@ class _View:
     def read(self) -> Any:
         """Return the values of the view as the base has them now."""
         self.seen = self.base._elem
-        if self._is_whole():
-            values = self.seen.reshape(self.place.shape)
-        else:
-            values = self.seen.reshape(-1)[self._indices()]
+        values = Part.of(self.place).read(self.seen)
         return jax.lax.stop_gradient(values) if self.is_detached else values
 
     def write(self, values: Any) -> None:
         """Write values of the shape of the view to the base."""
         before = self.base._elem
-        if self._is_whole():
-            after = values.reshape(before.shape)
-        else:
-            after = before.reshape(-1).at[self._indices()].set(values).reshape(before.shape)
+        after = Part.of(self.place).write(before, values)
         self.base._elem = unseen_by_autograd(before, after) if self.is_detached else after
         self.seen = self.base._elem
-
-    def _is_whole(self) -> bool:
-        return self.place.is_contiguous() and self.place.numel() == math.prod(self.seen.shape)
-
-    def _indices(self) -> Any:
-        indices: Any = self.place.storage_offset()
-        for axis, stride in enumerate(self.place.stride()):
-            shape = tuple(self.place.shape)
-            indices = indices + stride * jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-        return indices
 
 
 def unseen_by_autograd(old: Any, new: Any) -> Any:
@@ -173,19 +156,84 @@ def note_views(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: A
     base, place, was_detached = _place_of(args[0])
     if place is None or (func is _T.__getitem__ and takes_copy(args[1])):
         return
-    try:
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            shown = func(place, *[_without_memory(a) for a in args[1:]], **kwargs)
-    except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
-        return
-    pairs = (
-        zip(result, shown, strict=True) if isinstance(result, tuple | list) else [(result, shown)]
-    )
-    for tensor, at in pairs:
-        if tensor is args[0] or at.dtype != place.dtype or not _is_in(at, place):
+    places = places_of(func, place, args[1:], kwargs)
+    results = result if isinstance(result, tuple | list) else (result,)
+    for tensor, at in zip(results, places, strict=True) if places else ():
+        if tensor is args[0] or at is None:
             continue
         view = _View(base, at, is_detached=is_detached or was_detached)
         vars(tensor)["_snaprt_view"] = view
+
+
+def places_of(
+    func: Any, place: torch.Tensor, rest: Sequence[Any], kwargs: dict[str, Any]
+) -> list[torch.Tensor | None] | None:
+    """Return where the results of a function lie in the memory of its first argument.
+
+    Args:
+        func: A function of PyTorch.
+        place: A tensor without memory in the place of its first argument.
+        rest: Its other arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        A tensor without memory for each result, None for one that is a copy; None where the
+        elements are others, such as their real parts, or PyTorch cannot tell.
+    """
+    try:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            shown = func(place, *map(_without_memory, rest), **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+        return None
+    results = shown if isinstance(shown, tuple | list) else (shown,)
+    if any(at.dtype != place.dtype or at.is_conj() for at in results):
+        return None
+    return [at if _is_in(at, place) else None for at in results]
+
+
+def mark_views(
+    func: Any, base: Tensor, kind: Any, rest: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> None:
+    """Note, outside of what is traced, that results of a function are views of its first argument.
+
+    Args:
+        func: A function of PyTorch.
+        base: Its first argument.
+        kind: What has its shape and dtype.
+        rest: The other arguments.
+        kwargs: The keyword arguments.
+        result: What it returned.
+    """
+    shown = base.view_of
+    root = base if shown is None else shown.base
+    before = functools.partial(_meta, kind) if shown is None else shown.locate
+    rest = [*map(_without_memory, rest)]  # a view must not keep the history of others
+
+    @functools.cache
+    def places() -> list[torch.Tensor | None]:
+        place = before()
+        if place is None:
+            return [None] * count
+        found = places_of(func, place, rest, kwargs)
+        if found is None:
+            raise UsageError(
+                "a tensor is used that is a view of another one, and one of them was changed in "
+                "place; for this kind of view, tensors on this device do not share memory",
+                hint="take the view again after the change, or copy it: x.real.clone()",
+            )
+        return found
+
+    results = result if isinstance(result, tuple | list) else (result,)
+    count = len(results)
+    is_detached = not torch.is_grad_enabled()
+    for index, tensor in enumerate(results):
+        if tensor is not base:
+            view = View(root, functools.partial(_at, places, index))
+            tensor.view_of = view.detached() if is_detached else view
+
+
+def _at(places: Callable[[], list[torch.Tensor | None]], index: int) -> torch.Tensor | None:
+    return places()[index]
 
 
 def as_index(index: Any) -> Any:
@@ -239,10 +287,14 @@ def _place_of(tensor: Any) -> tuple[Any, torch.Tensor | None, bool]:
 
 
 def _without_memory(value: Any) -> Any:
-    if not hasattr(value, "jax"):
+    if not hasattr(value, "jax") and not isinstance(value, Tensor):
         return value
+    return _meta(value.box.array if isinstance(value, Tensor) else value.jax())
+
+
+def _meta(kind: Any) -> torch.Tensor:
     with torch._C.DisableTorchFunction(), _disable_current_modes():
-        return torch.empty(tuple(value.jax().shape), dtype=torch.float32, device="meta")
+        return torch.empty(tuple(kind.shape), dtype=DTYPES[kind.dtype], device="meta")
 
 
 def _is_in(view: torch.Tensor, base: torch.Tensor) -> bool:

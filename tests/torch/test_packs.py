@@ -13,7 +13,6 @@ from torch import nn
 import snaprt
 import snaprt.torch
 from snaprt import metrics
-from snaprt.errors import UsageError
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.torch import packs
@@ -94,8 +93,8 @@ def _close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_each_optimizer_steps_packed_parameters_as_pytorch_does(make: MakeOptimizer) -> None:
-    *_, ours = _train(make, is_ours=True, steps=4)
-    *_, theirs = _train(make, is_ours=False, steps=4)
+    *_, ours = _train(make, is_ours=True, steps=3)
+    *_, theirs = _train(make, is_ours=False, steps=3)
     _close(_state(*ours), _state(*theirs))
 
 
@@ -170,15 +169,17 @@ def test_packed_gradients_behave_as_tensors_of_their_own() -> None:
     _close(results[1], results[0])
 
 
-def test_a_view_of_a_packed_tensor_that_was_stepped_is_not_read() -> None:
-    steps = _train(OPTIMIZERS["AdamW"], is_ours=True)
-    for _ in range(3):
-        model, optimizer = next(steps)
-    view = optimizer.state[model.left[0].weight]["exp_avg"][0]
-    assert view.cpu().shape == (4,)
-    next(steps)
-    with pytest.raises(UsageError, match="view of another one"):
-        view.cpu()
+def test_a_view_of_a_packed_tensor_shows_what_a_step_has_made_of_it() -> None:
+    results = []
+    for is_ours in (True, False):
+        steps = _train(OPTIMIZERS["AdamW"], is_ours=is_ours)
+        for _ in range(3):
+            model, optimizer = next(steps)
+        view = optimizer.state[model.left[0].weight]["exp_avg"][0]
+        view[1:] *= 0.5
+        next(steps)
+        results.append([view.cpu(), *_state(model, optimizer)])
+    _close(*results)
 
 
 def _handles(steps: Iterator[Any], count: int) -> int:

@@ -1,5 +1,8 @@
-"""Views in wrapped functions share memory with what they show, as PyTorch's do."""
+"""Views share memory with what they show, as PyTorch's do, in wrapped functions and outside."""
 
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -69,12 +72,16 @@ def _read_after(write: Function) -> Function:
     return call
 
 
+@pytest.mark.parametrize("is_wrapped", [True, False])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_write_to_a_view_is_seen_by_all_that_share_its_memory(write: Function) -> None:
+def test_a_write_to_a_view_is_seen_by_all_that_share_its_memory(
+    write: Function, is_wrapped: bool
+) -> None:
     function = _read_after(write)
     plain = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
     wanted = function(plain)
-    got = snaprt.torch.wrap(function)(plain.to(snaprt.torch.device()))
+    ours = snaprt.torch.wrap(function) if is_wrapped else function
+    got = ours(plain.to(snaprt.torch.device()))
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)
 
@@ -83,8 +90,9 @@ def test_a_write_to_a_view_is_seen_by_all_that_share_its_memory(write: Function)
 _REFUSED = ("chunk", "split", "unbind", "out", "foreach")
 
 
+@pytest.mark.parametrize("is_wrapped", [True, False])
 @pytest.mark.parametrize("name", [name for name in WRITES if name not in _REFUSED])
-def test_gradients_flow_through_writes_to_views(name: str) -> None:
+def test_gradients_flow_through_writes_to_views(name: str, is_wrapped: bool) -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         y = x * x
         flat = y.view(-1)
@@ -92,7 +100,10 @@ def test_gradients_flow_through_writes_to_views(name: str) -> None:
         return (y * torch.arange(1.0, 5.0, device=y.device)).sum() + flat[5] ** 2
 
     found = []
-    for device, function in (("cpu", loss), (snaprt.torch.device(), snaprt.torch.wrap(loss))):
+    for device, function in (
+        ("cpu", loss),
+        (snaprt.torch.device(), snaprt.torch.wrap(loss) if is_wrapped else loss),
+    ):
         x = torch.linspace(-1, 1, 24).reshape(2, 3, 4).to(device).requires_grad_()
         value = function(x)
         value.backward()
@@ -144,13 +155,96 @@ def test_a_module_may_write_to_views_of_its_buffers() -> None:
         torch.testing.assert_close(ours, theirs, check_dtype=False)
 
 
-def test_outside_of_wrapped_functions_a_write_to_a_view_is_an_error_and_one_to_a_copy_is_not() -> (
-    None
-):
-    for take in (lambda x: x[0], lambda x: x.T, lambda x: x.ravel(), lambda x: x[:, 1:]):
-        x = torch.zeros(2, 3, device=snaprt.torch.device())
-        with pytest.raises(UsageError, match="view of a tensor is changed in place"):
-            take(x).add_(1)
+def _flat_parameters(device: Any) -> list[torch.Tensor]:
+    """Train parameters that are views of one tensor, with gradients that are, too."""
+    flat, gradient = torch.linspace(-1, 1, 8, device=device), torch.zeros(8, device=device)
+    params = [nn.Parameter(part) for part in flat.split(4)]
+    for param, part in zip(params, gradient.split(4), strict=True):
+        param.grad = part
+    optimizer = torch.optim.SGD(params, 0.1)
+    for _ in range(2):
+        (params[0] * params[1]).sum().backward()
+        gradient.mul_(0.5)
+        optimizer.step()
+        flat.add_(1)
+    return [flat, gradient, *params, params[0] * 2]
+
+
+def _counts(device: Any) -> list[torch.Tensor]:
+    counts = torch.zeros(3, 4, device=device)
+    for index in (0, 2, 2):
+        counts[index] += 1
+        counts[index][1:3] *= 2
+    return [counts, counts.sum(0)]
+
+
+def _gates(device: Any) -> list[torch.Tensor]:
+    cell = nn.LSTMCell(2, 3).to(device)
+    with torch.no_grad():
+        for param in cell.parameters():
+            for gate in param.chunk(4):
+                nn.init.constant_(gate, 0.1)
+        cell.bias_ih[3:6].fill_(1.0)
+        cell.bias_hh.data[3:6] += 2
+    return [*cell.parameters()]
+
+
+def _history(device: Any) -> list[torch.Tensor]:
+    weight = torch.tensor([1.0, 2.0], device=device, requires_grad=True)
+    states = torch.zeros(3, 2, device=device)
+    last = states[2]
+    for step in range(3):
+        states[step] += weight * (step + 1)
+        states[step].mul_(weight)
+    loss = (states.detach()[0] * weight + last * states[1]).sum()
+    loss.backward()
+    return [states, last, loss, weight.grad]  # type: ignore[list-item]
+
+
+def _parts_of_complex_numbers(device: Any) -> list[torch.Tensor]:
+    numbers = torch.tensor([1 + 2j, 3 - 1j], device=device)
+    copies = [numbers.real.contiguous(), numbers.imag.clone()]
+    copies[0].add_(1)
+    return [*copies, numbers]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize(
+    "program", [_flat_parameters, _counts, _gates, _history, _parts_of_complex_numbers]
+)
+def test_outside_of_wrapped_functions_views_share_memory_as_pytorch_s_do(
+    program: Callable[[Any], list[torch.Tensor]], is_lazy: bool
+) -> None:
+    with snaprt.torch.lazy() if is_lazy else contextlib.nullcontext():
+        found = [tensor.detach().cpu() for tensor in program(snaprt.torch.device())]
+    expected = [tensor.detach() for tensor in program(torch.device("cpu"))]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_view_without_a_gradient_keeps_no_history_alive() -> None:
+    weight = torch.ones(2, 3, device=snaprt.torch.device(), requires_grad=True)
+    result = weight * 2
+    detached = result[0].detach()
+    with torch.no_grad():
+        other = result.view(-1)
+    history = weakref.ref(result)
+    del result
+    gc.collect()
+    assert history() is None
+    detached.add_(1)
+    assert detached.tolist() == [3, 3, 3]
+    assert other.tolist() == [3, 3, 3, 2, 2, 2]
+
+
+def test_what_pytorch_refuses_to_write_to_is_refused() -> None:
+    weight = torch.zeros(2, 3, device=snaprt.torch.device(), requires_grad=True)
+    with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
+        weight[0].add_(1)
+    with pytest.raises(UsageError, match="expanded tensor is changed in place"):
+        torch.zeros(3, device=snaprt.torch.device()).expand(2, 3).add_(1)
+    with pytest.raises(UsageError, match="do not share memory"):
+        torch.zeros(3, dtype=torch.complex64, device=snaprt.torch.device()).real.add_(1)
+    assert weight.tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def _index_with_lists(x: torch.Tensor) -> torch.Tensor:
