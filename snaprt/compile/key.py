@@ -133,9 +133,9 @@ def _libraries(folder: Path) -> tuple[KeyPart, ...]:
 def _plugins() -> list[tuple[str, str]]:
     """Return the installed distributions that register a PJRT plugin, with their versions."""
     points = metadata.entry_points(group="jax_plugins")
-    found = {p.dist.name: p.dist.version for p in points if p.dist is not None}
-    found.pop("snaprt", None)  # `snaprt.autoload`: no device of its own
-    return sorted(found.items())
+    versions = {p.dist.name: p.dist.version for p in points if p.dist is not None}
+    versions.pop("snaprt", None)  # `snaprt.autoload`: no device of its own
+    return sorted(versions.items())
 
 
 _Value = str | Sequence[KeyPart] | None

@@ -191,10 +191,10 @@ def topology_devices(topology: str) -> tuple[Any, ...]:
     for variable, value in TOPOLOGY_VARIABLES.items():
         os.environ.setdefault(variable, value)
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except Exception as error:  # of several types, by cause and version
         raise UsageError(
             f"no TPU topology {topology!r} to compile for: {error}",
             hint="install snaprt[tpu], and use a topology such as tpu:v5e:2x2",
         ) from error
-    return tuple(found.devices)
+    return tuple(description.devices)

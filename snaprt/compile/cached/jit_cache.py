@@ -129,10 +129,10 @@ class _UnderJax:
             is_ours = asked.turn is not None and asked.turn.key == key
             # JAX packs whole seconds only, and few programs take one.
             seconds = time.perf_counter() - asked.since if is_ours else 0.0
-            told = metadata(_program(name), KIND, seconds, compilation.devices, asked.calls)
-            told["summary"] = summarize(compilation.written)
-            told["device_ids"] = ",".join(str(device.id) for device in compilation.devices)
-            is_stored = self.cache.put(key, value, told)
+            fields = metadata(_program(name), KIND, seconds, compilation.devices, asked.calls)
+            fields["summary"] = summarize(compilation.written)
+            fields["device_ids"] = ",".join(str(device.id) for device in compilation.devices)
+            is_stored = self.cache.put(key, value, fields)
             if is_stored:
                 count_event(WRITTEN_BYTES, len(value))
             if is_ours:
@@ -147,8 +147,8 @@ class _UnderJax:
         if ready is None:
             return None
         count_event(READ_BYTES, len(ready.entry.payload))
-        found: jaxapi.JitExecutable = ready.loaded
-        return found
+        executable: jaxapi.JitExecutable = ready.loaded
+        return executable
 
     def compiled(self, error: BaseException | None) -> None:
         """Take note that JAX has compiled, or loaded, or failed to.
@@ -215,8 +215,8 @@ class _UnderJax:
 
     def lowered(self) -> tuple[jaxapi.Lowering, str] | None:
         """Return what this thread lowered last where that was asked about, and its digest; once."""
-        found, self._asked.lowered = self._asked.lowered, None
-        return found
+        lowering, self._asked.lowered = self._asked.lowered, None
+        return lowering
 
     def _key_of(self, name: str) -> Key:
         with self._lock:

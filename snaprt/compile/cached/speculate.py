@@ -212,13 +212,13 @@ class Speculator:
             with self._lock:
                 self._calls.pop(name, None)
         if remembered is None or not _can_be_copied(remembered, operands):
-            made = jaxapi.PureCall(traced, known, *call)
+            pure_call = jaxapi.PureCall(traced, known, *call)
         else:
             speculation = _Speculation(remembered, operands)
             prefetch.when_loaded(remembered.digest, speculation.start)
             try:
                 with collecting_seldom(), jaxapi.answering(speculation.answer):
-                    made = jaxapi.PureCall(traced, known, *call)
+                    pure_call = jaxapi.PureCall(traced, known, *call)
             finally:
                 speculation.end()
             if speculation.was_used:
@@ -227,7 +227,7 @@ class Speculator:
                 metrics.counter_add("SpeculationUnused")
         key, lowered = self._key_asked_for(), self._lowered()
         if key is None or key is before[0]:  # JAX had its executable already
-            return made.done
+            return pure_call.done
         with self._lock:
             if remembered is not None and remembered.digest != key.digest:
                 self._calls.pop(name, None)
@@ -237,15 +237,17 @@ class Speculator:
                     "or the configuration has changed. What ran ahead was dropped.",
                     call[1].fun_sourceinfo,
                 )
-                return made.done
-        if made.kept is None or time.perf_counter() - started < _MIN_SECONDS:
-            return made.done
+                return pure_call.done
+        if pure_call.kept is None or time.perf_counter() - started < _MIN_SECONDS:
+            return pure_call.done
         if lowered is not None or remembered is None:
             lowering, module = lowered or (None, "")
             digest = "" if lowering is None else _digest_of_lowering(lowering)
             with self._lock:
-                self._calls[name] = _Remembered(key.digest, made.kept, made.donated, digest, module)
-        return made.done
+                self._calls[name] = _Remembered(
+                    key.digest, pure_call.kept, pure_call.donated, digest, module
+                )
+        return pure_call.done
 
     def _finish(self) -> None:
         """Store what is to be remembered, at exit."""
@@ -253,8 +255,8 @@ class Speculator:
             calls = dict(list(self._calls.items())[-_MAX_CALLS:])
         if calls != self._remembered:
             stored = {name: dataclasses.astuple(call) for name, call in calls.items()}
-            told = {"name": "first calls", "kind": "list"}
-            self._cache.put(self._key, json.dumps(stored).encode(), told, counted=False)
+            fields = {"name": "first calls", "kind": "list"}
+            self._cache.put(self._key, json.dumps(stored).encode(), fields, counted=False)
 
 
 def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
