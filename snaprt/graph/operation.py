@@ -221,9 +221,9 @@ def _jaxpr_key(jaxpr: Any) -> Any:
     return ("jaxpr", token)
 
 
-def is_same_program(one: Any, other: Any) -> bool:
+def is_same_program(jaxpr: Any, other: Any) -> bool:
     """Return whether two jaxprs have the same operations and constants of equal values."""
-    return _key_by_values(one) == _key_by_values(other)
+    return _key_by_values(jaxpr) == _key_by_values(other)
 
 
 def _key_by_values(value: Any) -> Any:

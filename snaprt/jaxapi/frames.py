@@ -218,8 +218,8 @@ def watch_errors(seen: Callable[[BaseException], None]) -> None:
         def filter_traceback(tb: Any) -> Any:
             error = sys.exc_info()[1]
             if error is not None and error.__traceback__ is tb:
-                for one in _watched_errors:
-                    one(error)
+                for callback in _watched_errors:
+                    callback(error)
             return original(tb)
 
         _traceback_util.filter_traceback = filter_traceback
@@ -227,15 +227,15 @@ def watch_errors(seen: Callable[[BaseException], None]) -> None:
 
 def failed_operation(error: BaseException) -> BoundOperation | None:
     """Return the innermost primitive that was being bound when an error was raised."""
-    found = None
+    frame = None
     at = error.__traceback__
     while at is not None:
         if at.tb_frame.f_code is _core.Primitive.bind_with_trace.__code__:
-            found = at.tb_frame
+            frame = at.tb_frame
         at = at.tb_next
-    if found is None:
+    if frame is None:
         return None
-    names = found.f_locals
+    names = frame.f_locals
     return BoundOperation(names["self"], tuple(names["args"]), dict(names["params"]))
 
 

@@ -106,7 +106,7 @@ def use_compilation_cache(
         try:
             digest = stands_for(module)
             arguments = (module, *ignored, *named.values())
-            found = Compilation(
+            compilation = Compilation(
                 name=module_name(module),
                 module=b"" if digest else _module_of_compilation(*arguments),
                 options=_options_of_compilation(options, client),
@@ -117,7 +117,7 @@ def use_compilation_cache(
                 digest=digest,
                 lowering=lowering_of(module),
             )
-            return key_of(found)
+            return key_of(compilation)
         except Exception as error:  # whatever this JAX does otherwise: the program goes on
             raise_if_interrupted(error)
             _log.warning("compiling a program without the compile cache: %r", error)
@@ -223,13 +223,17 @@ def _without_names(module: Any) -> Any:
         anonymous = module.operation.clone()
         anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
         operations = list(anonymous.regions[0].blocks[0].operations)
-        named = [one for one in operations if "sym_name" in one.attributes]
-        private = [one for one in named if _is_private(one)]
+        named = [operation for operation in operations if "sym_name" in operation.attributes]
+        private = [operation for operation in named if _is_private(operation)]
         prefix = "snaprt"
-        while any(_name(one).startswith(f"{prefix}.") for one in named if not _is_private(one)):
+        while any(
+            _name(operation).startswith(f"{prefix}.")
+            for operation in named
+            if not _is_private(operation)
+        ):
             prefix += "_"
         # A function of the user's may have one of these names: first all get names that none has.
-        longest = max([len(_name(one)) for one in named], default=0)
+        longest = max([len(_name(operation)) for operation in named], default=0)
         for form in ("_" * longest + ".{}", prefix + ".{}"):
             for number, function in enumerate(private):
                 old, new = _name(function), form.format(number)

@@ -76,7 +76,8 @@ def _objects_named_by(target: str, attributes: Any) -> str:
         if name in attributes:
             text = str(attributes[name]).replace(r"\22", '"')  # as MLIR prints a quote in a string
             if any(
-                _is_address(int(one, 16 if "x" in one else 10)) for one in _NUMBER.findall(text)
+                _is_address(int(number, 16 if "x" in number else 10))
+                for number in _NUMBER.findall(text)
             ):
                 return f"memory addresses of the process, in the configuration of {target}"
     return ""
@@ -102,7 +103,7 @@ def functions_of_process(targets: Iterable[str], platform: str) -> tuple[str, ..
     The others are XLA's own. A platform whose plugin keeps its list to itself has all of them.
     """
     registered = _registered(platform)
-    return tuple(one for one in sorted(targets) if not registered or one in registered)
+    return tuple(target for target in sorted(targets) if not registered or target in registered)
 
 
 def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
@@ -158,7 +159,9 @@ def _initialize_lapack() -> None:
 
 def _registers(registrations: Callable[[], Mapping[str, Any]]) -> Callable[[str], bool]:
     """Return what tells whether a target is one of those that a module of jaxlib registers."""
-    return lambda target: any(target == one[0] for row in registrations().values() for one in row)
+    return lambda target: any(
+        target == registration[0] for row in registrations().values() for registration in row
+    )
 
 
 def _import(name: str) -> None:

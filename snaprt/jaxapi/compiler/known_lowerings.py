@@ -113,7 +113,7 @@ def _skip_known_lowerings() -> None:
             jaxpr,
             (
                 *(name, backend.platform, tuple(named.items())),
-                *[getattr(one, "shardings", one) for one in arguments[2:]],
+                *[getattr(argument, "shardings", argument) for argument in arguments[2:]],
             ),
             _context(),
             (info.safe_arg_names(len(avals)), info.safe_result_paths(len(jaxpr.out_avals))),
@@ -173,7 +173,9 @@ def _is_shown() -> bool:
 
 def _context() -> str:
     values, mesh = trace_context()
-    return repr((mesh, [_axes(one) if isinstance(one, _core.AxisEnv) else one for one in values]))
+    return repr(
+        (mesh, [_axes(value) if isinstance(value, _core.AxisEnv) else value for value in values])
+    )
 
 
 def _axes(axes: Any) -> tuple[Any, ...]:  # which have no text of their own

@@ -72,8 +72,8 @@ def _without_dead_code(jaxpr: Any) -> Any:
     whose caches keep what is found here, so it is not looked for without need.
     """
     wanted = [True] * len(jaxpr.jaxpr.outvars)
-    found, *_ = _partial_eval.dce_jaxpr_consts(jaxpr.jaxpr, wanted, instantiate=True)
-    return found if hasattr(found, "consts") else jaxpr.replace(jaxpr=found)
+    pruned, *_ = _partial_eval.dce_jaxpr_consts(jaxpr.jaxpr, wanted, instantiate=True)
+    return pruned if hasattr(pruned, "consts") else jaxpr.replace(jaxpr=pruned)
 
 
 def stablehlo_without_locations(lowered: jax.stages.Lowered) -> bytes:

@@ -123,8 +123,8 @@ _KEY_ALONE: Final = re.compile(r"_\w*\[(['\"])(.+)\1\]")
 
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:
-    found = [(_KEY_ALONE.fullmatch(name), name) for name in names]
-    return tuple([match[2] if match else name for match, name in found])
+    matches = [(_KEY_ALONE.fullmatch(name), name) for name in names]
+    return tuple([match[2] if match else name for match, name in matches])
 
 
 def named_call(

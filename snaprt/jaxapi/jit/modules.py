@@ -128,8 +128,8 @@ def jit_module_outputs(
 
 
 def _module_arguments(lowering: Any, given: Sequence[Any]) -> list[Any]:
-    kept = lowering.compile_args["kept_var_idx"]
-    return [value for number, value in enumerate(given) if number in kept]
+    indices = lowering.compile_args["kept_var_idx"]
+    return [value for number, value in enumerate(given) if number in indices]
 
 
 def _written_references(lowering: Any) -> list[int | None]:

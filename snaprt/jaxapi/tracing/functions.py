@@ -67,8 +67,12 @@ def failed_calls(error: BaseException) -> list[FailedCall]:
         elif code in _names_of_code():
             name = _names_of_code()[code]
             parameters = inspect.signature(inspect.unwrap(public_functions()[name])).parameters
-            found = {one: frame.f_locals[one] for one in parameters if one in frame.f_locals}
-            calls.append(FailedCall(name, found))
+            arguments = {
+                parameter: frame.f_locals[parameter]
+                for parameter in parameters
+                if parameter in frame.f_locals
+            }
+            calls.append(FailedCall(name, arguments))
     return calls
 
 
@@ -113,8 +117,8 @@ def random_function_names() -> frozenset[str]:
     A module has a function of that name, or of that name, an underscore and a number, where a
     program calls one.
     """
-    names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
+    names = {f"jax._src.random.{module.name}" for module in pkgutil.iter_modules(_random.__path__)}
     modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]
     jitted: Any = type(_api.jit(lambda: None))
     functions = [value for module in modules for value in vars(module).values()]
-    return frozenset(one.__name__ for one in functions if isinstance(one, jitted))
+    return frozenset(function.__name__ for function in functions if isinstance(function, jitted))

@@ -54,14 +54,16 @@ def intercept_transforms(kind: type, follow: FollowTransform) -> None:
     def maker(make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
         def making(*given: Any, **options: Any) -> Any:
-            made = make(*given, **options)
-            if not callable(made) or not given:  # `jax.checkpoint(policy=...)`, for a decorator
-                return made
+            transform = make(*given, **options)
+            if (
+                not callable(transform) or not given
+            ):  # `jax.checkpoint(policy=...)`, for a decorator
+                return transform
 
-            @functools.wraps(made)
+            @functools.wraps(transform)
             def call(*operands: Any, **named: Any) -> Any:
-                result = ask(_call, made, (operands, named), {})
-                return made(*operands, **named) if result is _NOT else result
+                result = ask(_call, transform, (operands, named), {})
+                return transform(*operands, **named) if result is _NOT else result
 
             return call
 
