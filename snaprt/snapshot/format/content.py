@@ -103,7 +103,7 @@ def index_of(index: Sequence[slice], shape: Sequence[int]) -> schema.Index:
         shape: Of the whole array.
     """
     slices = [*index, *[slice(None)] * len(shape)][: len(shape)]
-    return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
+    return tuple(span.indices(size)[:2] for span, size in zip(slices, shape, strict=True))
 
 
 def gather(

@@ -130,8 +130,8 @@ class Form:
         rest = schema.to_json(schema.changed(manifest, execution=execution, arrays=tuple(records)))
         texts: list[bytes] = []
         for different in differing:
-            same, found, rest = rest.partition(str(different).encode())
-            assert found, "the manifest has what differs in another order"
+            same, separator, rest = rest.partition(str(different).encode())
+            assert separator, "the manifest has what differs in another order"
             texts += (same, b"")
         before, _, after = schema.file_name(execution).partition(str(numbers[0]))
         headers = [arrays.npy_header(array.stored_dtype, array.stored_shape) for array in records]

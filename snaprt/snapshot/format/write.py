@@ -126,13 +126,13 @@ def _replace(folder: str, name: str, write: Callable[[str], _T], size: Callable[
 
 
 def _refused(path: Path, size: int, error: OSError) -> SnapshotError:
-    told = f"cannot write {path}: {error.strerror or error}"
+    message = f"cannot write {path}: {error.strerror or error}"
     if error.errno in _TOO_LARGE:
-        told += f"; it needs up to {size:,} bytes"
+        message += f"; it needs up to {size:,} bytes"
     if error.errno in _NO_SPACE:
         with contextlib.suppress(OSError):
-            told += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
-    return SnapshotError(told, hint=remedy(error, _ELSEWHERE))
+            message += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
+    return SnapshotError(message, hint=remedy(error, _ELSEWHERE))
 
 
 def _size(contents: schema.Contents) -> int:
