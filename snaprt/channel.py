@@ -141,8 +141,8 @@ class Channel:
         answers: dict[int, str] = {}
         while time.monotonic() < end and wanted - set(answers):
             time.sleep(0.02)
-            told = self.below(f"{_ANSWER}/{question}")
-            answers = {int(rank): value.decode() for rank, value in told.items()}
+            replies = self.below(f"{_ANSWER}/{question}")
+            answers = {int(rank): value.decode() for rank, value in replies.items()}
         return answers
 
     def ended(self) -> frozenset[int]:
@@ -189,15 +189,15 @@ class Channel:
             self._hearing.release()
 
     def _hear(self, event: bytes) -> None:
-        told = json.loads(event)
-        kind, data = told["kind"], told["data"]
+        message = json.loads(event)
+        kind, data = message["kind"], message["data"]
         if kind == _ANSWER and self.rank in data["ranks"]:
             self.put(f"{_ANSWER}/{data['question']}/{self.rank}", _main_thread_place().encode())
         with self._lock:
             handlers = list(self._handlers.get(kind, ()))
             if not handlers and kind != _ANSWER:
-                self._early.append(told)
-        self._handle(told, handlers)
+                self._early.append(message)
+        self._handle(message, handlers)
 
     def _handle(self, event: dict[str, Any], handlers: Iterable[Handler]) -> None:
         for handler in handlers:

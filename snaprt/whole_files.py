@@ -96,8 +96,8 @@ def remove_leftovers(folder: Path) -> int:
     with contextlib.suppress(OSError):
         entries = list(os.scandir(folder))
     for entry in entries:
-        found = ours.fullmatch(entry.name)
-        if found and not _is_alive(int(found[1])):
+        match = ours.fullmatch(entry.name)
+        if match and not _is_alive(int(match[1])):
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)

@@ -647,8 +647,10 @@ class Cache:
     def _evict(
         self, target: int, limit: int, keep: Iterable[str] = ()
     ) -> tuple[list[EntryRow], int]:
-        kept = self._pinned().union(keep)
-        return self._index.evict(target, at_most=_EVICTED_AT_ONCE, limit_bytes=limit, keep=kept)
+        protected = self._pinned().union(keep)
+        return self._index.evict(
+            target, at_most=_EVICTED_AT_ONCE, limit_bytes=limit, keep=protected
+        )
 
     def _pinned(self) -> frozenset[str]:
         return frozenset(self._pins.names(KEY_NAME))
