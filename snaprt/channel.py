@@ -82,11 +82,11 @@ class Channel:
         """
         end = time.monotonic() + seconds
         while True:
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
                 value = self._try(lambda: self._service.get(f"{_FOLDER}/{key}"))
                 return None if value is _LOST else value
-            part = min(left, 1.0)
+            part = min(remaining, 1.0)
             value = self._try(functools.partial(self._service.wait_for, f"{_FOLDER}/{key}", part))
             if value is _LOST:
                 time.sleep(part)
@@ -131,15 +131,15 @@ class Channel:
 
         Those that do not answer within so many seconds are missing.
         """
-        wanted = set(ranks)
+        expected = set(ranks)
         with self._lock:
             self._questions += 1
             question = f"{self.rank}.{self._questions}"
-        if not self.publish(_ANSWER, {"question": question, "ranks": sorted(wanted)}):
+        if not self.publish(_ANSWER, {"question": question, "ranks": sorted(expected)}):
             return {}
         end = time.monotonic() + seconds
         answers: dict[int, str] = {}
-        while time.monotonic() < end and wanted - set(answers):
+        while time.monotonic() < end and expected - set(answers):
             time.sleep(0.02)
             replies = self.below(f"{_ANSWER}/{question}")
             answers = {int(rank): value.decode() for rank, value in replies.items()}

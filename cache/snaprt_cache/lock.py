@@ -154,9 +154,9 @@ class Flight:
                         return None
                 if wait.has_waited and (is_stored() or _is_in_vain(descriptor)):
                     return None
-                there = self._folder.status(digest)
+                status = self._folder.status(digest)
                 # Is it still the file that others would open by its name?
-                if there is not None and os.path.samestat(there, os.fstat(descriptor)):
+                if status is not None and os.path.samestat(status, os.fstat(descriptor)):
                     os.ftruncate(descriptor, 0)  # what a leader left that was killed as it left
                     self._locks.add(descriptor)
                     lock, descriptor = descriptor, -1

@@ -29,7 +29,7 @@ class Narrowing:
     # Whether scalars become narrow too. They cost no memory, and hyperparameters such as ``1 -
     # 0.999**step`` need their digits.
     scalars: bool
-    left: frozenset[str]  # the operations that are left as they are
+    excluded: frozenset[str]  # the operations that are left as they are
     # Whether operations that fold arrays with a function of scalars (sums, sorting, scattering)
     # become narrow, and not only what they take and give.
     folds: bool
@@ -59,9 +59,11 @@ _BITS: Final = {"bf16": (8, 7), "f32": (8, 23)}
 
 
 def _narrow_floats(name: str, elements: Mapping[str, str]) -> Narrowing:
-    left = {"stablehlo.cholesky", "stablehlo.reduce_precision", "stablehlo.triangular_solve"}
+    excluded = {"stablehlo.cholesky", "stablehlo.reduce_precision", "stablehlo.triangular_solve"}
     bits = {wide: _BITS[narrow] for wide, narrow in elements.items()}
-    return Narrowing(name, elements, scalars=False, left=_FOREIGN | left, folds=False, bits=bits)
+    return Narrowing(
+        name, elements, scalars=False, excluded=_FOREIGN | excluded, folds=False, bits=bits
+    )
 
 
 #: Setting -> what it asks for.
@@ -72,7 +74,7 @@ _ASKED_BY: Final = {
         "32-bit long",
         {"i64": "i32", "ui64": "ui32"},
         scalars=True,
-        left=_FOREIGN | {"chlo.mulhi", "stablehlo.count_leading_zeros", "stablehlo.popcnt"},
+        excluded=_FOREIGN | {"chlo.mulhi", "stablehlo.count_leading_zeros", "stablehlo.popcnt"},
         folds=True,
         limits={2**63 - 1: 2**31 - 1, -(2**63): -(2**31)},
     ),
@@ -85,8 +87,8 @@ def narrowings() -> tuple[Narrowing, ...]:
     """Return what the environment asks for now."""
     global _seen
     now = _texts.now()
-    seen, requested = _seen
-    if now != seen:
+    before, requested = _seen
+    if now != before:
         requested = tuple(narrowing for name, narrowing in _ASKED_BY.items() if settings.get(name))
         _seen = now, requested
     return requested
@@ -246,7 +248,7 @@ def _becomes_narrow(operation: Any, narrowing: Narrowing, unchanged: frozenset[s
         return operation.attributes[_CALLS[operation.name]].value not in unchanged
     if operation.name in _HANDING_ON:
         return True
-    if operation.name in narrowing.left or "algorithm" in operation.attributes:
+    if operation.name in narrowing.excluded or "algorithm" in operation.attributes:
         return False
     if len(operation.regions) and not narrowing.folds:
         return False

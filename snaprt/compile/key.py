@@ -47,7 +47,7 @@ class Subject:
 
     Attributes:
         kind_of_key: Which rows of `PARTS` its key has.
-        what: The digest of the module or program, or the path of a script.
+        identity: The digest of the module or program, or the path of a script.
         folder: The cache's folder, where digests of large files are remembered.
         devices: Where it will run, in the order of its partitions.
         kind: The form in which it is stored.
@@ -59,7 +59,7 @@ class Subject:
     """
 
     kind_of_key: str
-    what: str
+    identity: str
     folder: Path
     devices: Sequence[jaxapi.Device] = ()
     kind: str = ""
@@ -144,10 +144,10 @@ _Value = str | Sequence[KeyPart] | None
 #: keys that have it, and its value. ``None`` leaves it out, and a row may stand for several parts.
 #: Values are compared as texts; what a difference means, `snaprt_cache.why` says.
 PARTS: Final[Sequence[tuple[str, Sequence[str], Callable[[Subject], _Value]]]] = (
-    ("start of", (START,), lambda s: s.what),
-    ("first calls of", (FIRST_CALLS,), lambda s: s.what),
-    ("module", (MODULE, JIT, TOPOLOGY), lambda s: s.what),
-    ("program", (PROGRAM,), lambda s: s.what),
+    ("start of", (START,), lambda s: s.identity),
+    ("first calls of", (FIRST_CALLS,), lambda s: s.identity),
+    ("module", (MODULE, JIT, TOPOLOGY), lambda s: s.identity),
+    ("program", (PROGRAM,), lambda s: s.identity),
     ("signature", (MODULE,), lambda s: _digest(s.signature.encode()) if s.signature else None),
     ("kind", _EXECUTABLES, lambda s: s.kind),
     ("options", _HERE, lambda s: repr(sorted(s.options.items()))),

@@ -76,7 +76,7 @@ def lowering(
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     placement, donated = program.placement, program.donated
     shardings = [*program.shardings(), *([None] if is_watched else ())]
-    asked = narrowings()
+    requested = narrowings()
     stacks = jaxapi.whole_stacks if settings.get("XLA_HLO_DEBUG") else nullcontext
 
     def lower() -> jax.stages.Lowered:
@@ -88,7 +88,7 @@ def lowering(
             metrics.timed("LowerTime"),
         ):
             lowered = jaxapi.lower(function, shapes, donated, shardings)
-            return narrowed(lowered, asked) if asked else lowered
+            return narrowed(lowered, requested) if requested else lowered
 
     return lower
 

@@ -66,8 +66,8 @@ class Request(Generic[T]):
 
     def subject(self, folder: Path) -> Subject:
         """Return what its key identifies, of the cache in a folder."""
-        what, devices = self.digest(), self.devices
-        return Subject(self.kind_of_key, what, folder, devices, self.kind, **self.identity())
+        digest, devices = self.digest(), self.devices
+        return Subject(self.kind_of_key, digest, folder, devices, self.kind, **self.identity())
 
 
 @dataclass(frozen=True)

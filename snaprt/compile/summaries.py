@@ -256,11 +256,11 @@ def _split_results(line: str) -> tuple[list[str], str]:
 
 def _label(made_by: dict[str, str], match: re.Match[str]) -> str:
     name, mark, number = match[0].partition("#")
-    known = made_by.get(name)
-    if known is None:
+    label = made_by.get(name)
+    if label is None:
         # An argument, or what a loop hands on: MLIR tells equal names apart by a number.
         return f"{re.sub(r'_[0-9]+$', '', name)}{mark}{number}"
-    return f"{known}{mark}{number}"
+    return f"{label}{mark}{number}"
 
 
 def _name(text: str) -> str:
@@ -285,8 +285,8 @@ def _frames(reference: str, locations: dict[str, str]) -> Iterator[str]:
         definition = locations.get(at, "")
         if call := _CALL.match(definition):
             waiting += [(call[2], ""), (call[1], function)]
-        elif named := _NAMED.match(definition):
-            waiting.append((named[2], named[1]))
+        elif match := _NAMED.match(definition):
+            waiting.append((match[2], match[1]))
         elif file := _FILE.match(definition):
             inside = f" in {function}" if function and function != "<module>" else ""
             yield f"{file[1]}:{file[2]}{inside}"

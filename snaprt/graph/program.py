@@ -160,8 +160,8 @@ class Program:
         names: dict[tuple[int, int], str] = {}
         for node, wires in zip(self.nodes, self.wiring, strict=True):
             if jaxapi.is_call_of_users_jit(node.primitive, node.params):
-                given = jaxapi.argument_names(node.params, len(wires))
-                for name, wire in zip(given, wires, strict=True):
+                parameter_names = jaxapi.argument_names(node.params, len(wires))
+                for name, wire in zip(parameter_names, wires, strict=True):
                     names.setdefault(wire, name)
         return tuple([names.get(wire, f"arg{n}") for n, wire in enumerate(arguments)])
 

@@ -162,8 +162,8 @@ def when_job_is_joined(call: Callable[[], object]) -> None:
     original = _distributed.State.initialize
 
     @functools.wraps(original)
-    def initialize(*arguments: Any, **named: Any) -> None:
-        original(*arguments, **named)
+    def initialize(*arguments: Any, **kwargs: Any) -> None:
+        original(*arguments, **kwargs)
         call()
 
     _distributed.State.initialize = initialize  # type: ignore[method-assign]

@@ -200,16 +200,16 @@ _watch_errors_lock = threading.Lock()
 _watched_errors: list[Callable[[BaseException], None]] = []
 
 
-def watch_errors(seen: Callable[[BaseException], None]) -> None:
-    """Call ``seen`` with each error that leaves JAX, before JAX cuts its traceback down.
+def watch_errors(watcher: Callable[[BaseException], None]) -> None:
+    """Call ``watcher`` with each error that leaves JAX, before JAX cuts its traceback down.
 
     Checked with jax 0.10.2 and 0.12.0: ``filter_traceback`` is called by the outermost of JAX's own
     functions that an error passes, unless JAX_TRACEBACK_FILTERING is ``off`` or ``tracebackhide``.
     """
     with _watch_errors_lock:
-        if seen in _watched_errors:
+        if watcher in _watched_errors:
             return
-        _watched_errors.append(seen)
+        _watched_errors.append(watcher)
         if len(_watched_errors) > 1:
             return
         original = _traceback_util.filter_traceback

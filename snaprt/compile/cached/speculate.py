@@ -87,15 +87,15 @@ class _Speculation:
             if self._is_over or len(ready.devices) != 1:
                 return
             try:
-                given = [
+                arguments = [
                     self._given(value, is_donated, ready.devices[0])
                     for value, is_donated in zip(self._inputs, self._donated, strict=True)
                 ]
-                results = jaxapi.start_execution(ready.loaded, given)
+                results = jaxapi.start_execution(ready.loaded, arguments)
             except Exception as error:  # the call meets it, too, or does without
                 _log.info("cannot run a program ahead of its call: %s", error)
                 return
-            self._started = ready.loaded[0], given, results
+            self._started = ready.loaded[0], arguments, results
 
     @staticmethod
     def _given(value: Any, is_donated: bool, device: jaxapi.Device) -> jax.Array:
@@ -110,25 +110,25 @@ class _Speculation:
             started = self._started
             if started is None or started[0] is not executable or self.was_used:
                 return None
-            _, given, results = started
-            if len(inputs) != len(given) or not all(
-                map(self._is_same, self._inputs, given, inputs)
+            _, arguments, results = started
+            if len(inputs) != len(arguments) or not all(
+                map(self._is_same, self._inputs, arguments, inputs)
             ):
                 return None
             self.was_used = True
-        for array, used, is_donated in zip(inputs, given, self._donated, strict=True):
+        for array, used, is_donated in zip(inputs, arguments, self._donated, strict=True):
             if is_donated and used.is_deleted():
                 array.delete()
         return results
 
     @staticmethod
-    def _is_same(value: Any, given: jax.Array, to_be_given: Any) -> bool:
+    def _is_same(value: Any, used: jax.Array, array: Any) -> bool:
         if jaxapi.is_single_array(value):
-            return to_be_given is value and not value.is_deleted()
+            return array is value and not value.is_deleted()
         return (
-            to_be_given.aval == given.aval
-            and to_be_given.devices() == given.devices()
-            and np.asarray(to_be_given).tobytes() == np.asarray(given).tobytes()
+            array.aval == used.aval
+            and array.devices() == used.devices()
+            and np.asarray(array).tobytes() == np.asarray(used).tobytes()
         )
 
     def end(self) -> None:

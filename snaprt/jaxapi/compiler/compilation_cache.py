@@ -99,13 +99,13 @@ def use_compilation_cache(
     """
 
     def get_cache_key(
-        module: Any, devices: np.ndarray, options: Any, client: Any, *ignored: Any, **named: Any
+        module: Any, devices: np.ndarray, options: Any, client: Any, *ignored: Any, **kwargs: Any
     ) -> str | None:
         if _own_cache.bypassed:
             return None
         try:
             digest = stands_for(module)
-            arguments = (module, *ignored, *named.values())
+            arguments = (module, *ignored, *kwargs.values())
             compilation = Compilation(
                 name=module_name(module),
                 module=b"" if digest else _module_of_compilation(*arguments),
@@ -158,10 +158,10 @@ def use_compilation_cache(
 
     compile_and_load = _compiler.backend_compile_and_load
 
-    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **named: Any) -> Any:
+    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **kwargs: Any) -> Any:
         if stands_for(module) is not None:
             raise NotLowered
-        return compile_and_load(backend, module, *arguments, **named)
+        return compile_and_load(backend, module, *arguments, **kwargs)
 
     _compilation_cache.reset_cache()
     _compilation_cache._cache = cache
@@ -223,17 +223,17 @@ def _without_names(module: Any) -> Any:
         anonymous = module.operation.clone()
         anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
         operations = list(anonymous.regions[0].blocks[0].operations)
-        named = [operation for operation in operations if "sym_name" in operation.attributes]
-        private = [operation for operation in named if _is_private(operation)]
+        symbols = [operation for operation in operations if "sym_name" in operation.attributes]
+        private = [operation for operation in symbols if _is_private(operation)]
         prefix = "snaprt"
         while any(
             _name(operation).startswith(f"{prefix}.")
-            for operation in named
+            for operation in symbols
             if not _is_private(operation)
         ):
             prefix += "_"
         # A function of the user's may have one of these names: first all get names that none has.
-        longest = max([len(_name(operation)) for operation in named], default=0)
+        longest = max([len(_name(operation)) for operation in symbols], default=0)
         for form in ("_" * longest + ".{}", prefix + ".{}"):
             for number, function in enumerate(private):
                 old, new = _name(function), form.format(number)
@@ -312,12 +312,12 @@ def before_compile_or_load(call: Callable[[PlannedCompilation], None]) -> None:
 
     @functools.wraps(original)
     def compile_or_get_cached(
-        backend: Any, module: Any, devices: Any, options: Any, *arguments: Any, **named: Any
+        backend: Any, module: Any, devices: Any, options: Any, *arguments: Any, **kwargs: Any
     ) -> Any:
         if not _own_cache.bypassed:
             written = _options_of_compilation(options, backend)
             call(PlannedCompilation(module_name(module), tuple(devices.flat), written, module))
-        return original(backend, module, devices, options, *arguments, **named)
+        return original(backend, module, devices, options, *arguments, **kwargs)
 
     _compiler.compile_or_get_cached = compile_or_get_cached  # type: ignore[assignment]
 
@@ -331,9 +331,9 @@ def before_compile(call: Callable[[Any, bool], None]) -> None:
     original = _compiler.backend_compile_and_load
 
     @functools.wraps(original)
-    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **named: Any) -> Any:
+    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **kwargs: Any) -> Any:
         call(module, _own_cache.bypassed)
-        return original(backend, module, *arguments, **named)
+        return original(backend, module, *arguments, **kwargs)
 
     _compiler.backend_compile_and_load = backend_compile_and_load
 

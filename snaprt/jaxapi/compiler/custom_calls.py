@@ -69,9 +69,9 @@ def is_python_callback(target: str) -> bool:
 
 
 def _objects_named_by(target: str, attributes: Any) -> str:
-    for pattern, what in _OBJECTS.items():
+    for pattern, description in _OBJECTS.items():
         if re.fullmatch(pattern, target):
-            return what
+            return description
     for name in _CONFIGURATION:
         if name in attributes:
             text = str(attributes[name]).replace(r"\22", '"')  # as MLIR prints a quote in a string
@@ -112,15 +112,15 @@ def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
     JAX does so as it lowers such a call. An executable that is loaded where nothing was lowered
     would call a null pointer, and end the process.
     """
-    wanted = set(targets)
-    if not wanted:
+    names = set(targets)
+    if not names:
         return ()
     with _lock:
         for applies, initialize, _ in _INITIALIZERS:
-            if any(map(applies, wanted)):
+            if any(map(applies, names)):
                 initialize()
     registered = _registered(platform)
-    return tuple(sorted(wanted - registered)) if registered else ()
+    return tuple(sorted(names - registered)) if registered else ()
 
 
 def modules_awaited(targets: Iterable[str]) -> tuple[str, ...]:
@@ -129,8 +129,8 @@ def modules_awaited(targets: Iterable[str]) -> tuple[str, ...]:
     Two threads that import parts of one package at a time may wait for each other, and Python then
     raises an error in one of them.
     """
-    wanted = set(targets)
-    rows = (imports for applies, _, imports in _INITIALIZERS if any(map(applies, wanted)))
+    names = set(targets)
+    rows = (imports for applies, _, imports in _INITIALIZERS if any(map(applies, names)))
     return tuple(name for imports in rows for name in imports if not _is_imported(name))
 
 

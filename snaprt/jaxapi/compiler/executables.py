@@ -235,9 +235,9 @@ def _watch() -> None:
         register = getattr(library, f"register_xla_transform{suffix}", None)
         clear = getattr(library, f"clear_xla_transform{suffix}", None)
         if register is not None and clear is not None:
-            added, gone = _registered.add, _registered.discard
-            setattr(library, f"register_xla_transform{suffix}", _noting(register, added, arguments))
-            setattr(library, f"clear_xla_transform{suffix}", _noting(clear, gone, arguments))
+            add, discard = _registered.add, _registered.discard
+            setattr(library, f"register_xla_transform{suffix}", _noting(register, add, arguments))
+            setattr(library, f"clear_xla_transform{suffix}", _noting(clear, discard, arguments))
 
 
 def _noting(

@@ -123,13 +123,16 @@ def without_tokens(module: Any) -> bool:
             last.operation.erase()
             last = list(block.operations)[-1]
         kind = ir.FunctionType.get(
-            [one.type for one in block.arguments], [one.type for one in last.operands]
+            [argument.type for argument in block.arguments],
+            [operand.type for operand in last.operands],
         )
         main.attributes["function_type"] = ir.TypeAttr.get(kind)
-        for name, gone in (("arg_attrs", taken), ("res_attrs", returned)):
+        for name, removed in (("arg_attrs", taken), ("res_attrs", returned)):
             if name in main.attributes:
                 numbered = enumerate(ir.ArrayAttr(main.attributes[name]))
-                main.attributes[name] = ir.ArrayAttr.get([a for n, a in numbered if n not in gone])
+                main.attributes[name] = ir.ArrayAttr.get(
+                    [a for n, a in numbered if n not in removed]
+                )
     return True
 
 
@@ -206,11 +209,11 @@ def _take_out_names(module: Any) -> None:
 
 def _without_notes(attributes: Any) -> Any:
     """Return an argument's attributes without JAX's own, but for the one that has a meaning."""
-    named: Any = ir.DictAttr(attributes)
+    entries: Any = ir.DictAttr(attributes)
     return ir.DictAttr.get(
         {
             attribute.name: attribute.attr
-            for attribute in named
+            for attribute in entries
             if not attribute.name.startswith("jax.") or attribute.name == "jax.buffer_donor"
         }
     )

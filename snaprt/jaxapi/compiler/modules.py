@@ -68,8 +68,8 @@ def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
 def is_main(operation: Any) -> bool:
     """Return whether an MLIR operation is the function ``main``, with a body."""
     attributes = operation.attributes
-    named = "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
-    return named and len(operation.regions[0].blocks) > 0
+    has_name = "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
+    return has_name and len(operation.regions[0].blocks) > 0
 
 
 def _tensor(kind: Any) -> tuple[tuple[int, ...], np.dtype]:

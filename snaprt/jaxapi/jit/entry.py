@@ -204,9 +204,9 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
 
         def make() -> tuple[Any, ...]:
             inferred, flat = infer_jit(fun, info, *sent)
-            done = run_jit(inferred, flat, fun, *sent)
-            learn(done[0])
-            return done
+            result = run_jit(inferred, flat, fun, *sent)
+            learn(result[0])
+            return result
 
         return make
 

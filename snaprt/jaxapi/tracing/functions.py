@@ -87,28 +87,28 @@ def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
     ]
 
     def call(*arrays: Any) -> Any:
-        left = iter(arrays)
-        filled = [next(left) if is_array_aval(leaf) else leaf for leaf in leaves]
+        remaining = iter(arrays)
+        filled = [next(remaining) if is_array_aval(leaf) else leaf for leaf in leaves]
         return _call_with(function, jax.tree.unflatten(tree, filled))
 
     jax.eval_shape(call, *shapes)
 
 
 def _call_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    given: list[Any] = []
-    named: dict[str, Any] = {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for name, parameter in inspect.signature(inspect.unwrap(function)).parameters.items():
         if name not in arguments:
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
-            given.extend(arguments[name])
+            args.extend(arguments[name])
         elif parameter.kind is parameter.VAR_KEYWORD:
-            named.update(arguments[name])
+            kwargs.update(arguments[name])
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            named[name] = arguments[name]
+            kwargs[name] = arguments[name]
         else:
-            given.append(arguments[name])
-    return function(*given, **named)
+            args.append(arguments[name])
+    return function(*args, **kwargs)
 
 
 def random_function_names() -> frozenset[str]:

@@ -266,10 +266,10 @@ def primitive_named(name: str, module: str) -> Any:
         module: What `lowering_module` says of it.
     """
     tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
-    named = {primitive for table in tables for primitive in table if primitive.name == name}
+    candidates = {primitive for table in tables for primitive in table if primitive.name == name}
     ours = [
         primitive
-        for primitive in named
+        for primitive in candidates
         if lowering_module(primitive).partition(".")[0] in ("jax", "jaxlib")
     ]
     return next(

@@ -57,12 +57,14 @@ def named_shardings(params: Mapping[str, Any]) -> NamedShardings:
     results = tuple(map(_named, params.get("out_shardings", ())))
     if "unconstrained_dims" in params and not _mlir.contains_unconstrained(params["sharding"]):
         results = (_named(params["sharding"]),)
-    named = [*operands, *results, _named(params.get("sharding"))]
+    shardings = [*operands, *results, _named(params.get("sharding"))]
     commits = False
     for jaxpr in _core.jaxprs_in_params(params):
-        named += [_named(sharding) for sharding, _ in _dispatch.get_intermediate_shardings(jaxpr)]
+        shardings += [
+            _named(sharding) for sharding, _ in _dispatch.get_intermediate_shardings(jaxpr)
+        ]
         commits = commits or bool(_pxla.jaxpr_transfer_mem_kinds(jaxpr))
-    devices = {devices_of_sharding(sharding) for sharding in named if sharding is not None}
+    devices = {devices_of_sharding(sharding) for sharding in shardings if sharding is not None}
     # Of a jitted function, and of a change of an array's explicit sharding.
     meshes = (params.get("ctx_mesh"), params.get("concrete_mesh"), params.get("mesh"))
     mesh = next((m for m in meshes if isinstance(m, jax.sharding.Mesh) and not m.empty), None)

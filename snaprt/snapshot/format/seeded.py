@@ -146,8 +146,8 @@ def _place_specials(
 ) -> None:
     """Put zeros, NaNs and infinities where chance wants them, and the extremes, which are rare."""
     counts = {name: round(summary[name] * flat.size) for name in _SPECIALS if name in summary}
-    wanted = min(flat.size, sum(counts.values()) + 2)
-    places = generator.choice(flat.size, wanted, replace=False)
+    total = min(flat.size, sum(counts.values()) + 2)
+    places = generator.choice(flat.size, total, replace=False)
     start = 0
     for name, count in counts.items():
         flat[places[start : start + count]] = np.array(_SPECIALS[name]).astype(flat.dtype)

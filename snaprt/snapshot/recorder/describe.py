@@ -272,9 +272,9 @@ def _fetched(places: list[Any], device: jaxapi.Device, place: int) -> np.ndarray
 @functools.lru_cache(maxsize=64)
 def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names, each that was there before with its number added."""
-    taken: dict[str, None] = {}
+    unique: dict[str, None] = {}
     for number, name in enumerate(names):
-        while name in taken:
+        while name in unique:
             name = f"{name}#{number}"
-        taken[name] = None
-    return tuple(taken)
+        unique[name] = None
+    return tuple(unique)

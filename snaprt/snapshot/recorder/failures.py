@@ -143,9 +143,9 @@ def on_user_signal(dump: Callable[[], object]) -> None:
         return
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
-    taken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    if taken != -1:  # an event loop's
-        signal.set_wakeup_fd(taken)
+    previous = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    if previous != -1:  # an event loop's
+        signal.set_wakeup_fd(previous)
         _set_handler(signal.SIGUSR1, _dump, ends=False)
         return
     _set_handler(signal.SIGUSR1, lambda: None, ends=False)

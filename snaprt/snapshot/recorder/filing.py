@@ -279,12 +279,12 @@ def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -
     """Return what of a device is recorded: what both the callback and a condition ask for."""
     if len(conditions) == 1 and conditions[0].devices is None:
         return words & conditions[0].roles
-    asked = [
+    roles = [
         condition.roles
         for condition in conditions
         if condition.devices is None or index in condition.devices
     ]
-    return words & frozenset().union(*asked)
+    return words & frozenset().union(*roles)
 
 
 def _move(files: Sequence[Path], folder: Path) -> None:
@@ -348,9 +348,9 @@ class Ring:
     def take(self) -> list[tuple[HeldExecution, list[Path] | None]]:
         """Empty the ring; return each execution with its files, or None where it is in memory."""
         with self._lock:
-            taken = list(self._executions.items())
+            entries = list(self._executions.items())
             self._executions.clear()
-        return taken
+        return entries
 
     def close(self) -> None:
         """Let go of everything, on disk as well."""

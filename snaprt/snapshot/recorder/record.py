@@ -70,7 +70,7 @@ _UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
 
 
 @dataclass
-class _Seen:
+class _History:
     """What is known of an executable that has run."""
 
     name: str
@@ -102,7 +102,7 @@ class Resting:
         return wants_next
 
 
-_Begun = tuple[RecordedExecutable, Plan, Prospect, _Seen, Sequence[Any], int, int, float]
+_Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, float]
 """An execution that has begun, of which nothing is wanted yet: with its inputs, how many came
 before, and when it began, as `HeldExecution` says it twice."""
 
@@ -120,7 +120,7 @@ class Recorder:
     ) -> None:
         self.writer = SnapshotWriter() if writer is None else writer
         self._step = step
-        self._seen: dict[int, _Seen] = {}
+        self._histories: dict[int, _History] = {}
         self._plan: Plan | None = None  # the last one that was acted on
         self._began = 0.0  # when the first plan was acted on
         self._process = 0  # of JAX's, once somebody asks to record
@@ -190,11 +190,11 @@ class Recorder:
         Returns:
             None where each is to be told to `before`.
         """
-        seen = self._seen.get(executable.number) or self._meet(executable)
+        history = self._histories.get(executable.number) or self._meet(executable)
         plan = current_plan()
         if plan is None:
-            return Resting(seen.counter, Rest())
-        if seen.never_rests is plan:
+            return Resting(history.counter, Rest())
+        if history.never_rests is plan:
             return None
         hopes = self._prospect(plan, executable)
         is_changed = plan.wants_flag or (plan.withholds_donation and executable.donated)
@@ -207,17 +207,17 @@ class Recorder:
             )
             or (is_changed and not self.ignores(executable))
         ):
-            seen.never_rests = plan
+            history.never_rests = plan
             return None
-        count, step = seen.executions, self._step()
+        count, step = history.executions, self._step()
         until = rest_of(
             [condition.rest(executable.graph_id, count, step) for condition in hopes.conditions]
         )
-        return Resting(seen.counter, until) if until.execution > count else None
+        return Resting(history.counter, until) if until.execution > count else None
 
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
-        return max((seen.executions for seen in self._seen.values()), default=0)
+        return max((history.executions for history in self._histories.values()), default=0)
 
     def missed(self, name: str, reason: str) -> None:
         """Learn that an execution ran unseen, and why; say so once if it was to be recorded."""
@@ -254,8 +254,8 @@ class Recorder:
         Raises:
             ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
-        seen = self._seen.get(executable.number) or self._meet(executable)
-        count = next(seen.counter)
+        history = self._histories.get(executable.number) or self._meet(executable)
+        count = next(history.counter)
         if self._outcomes.stop_with is not None:
             self._stop()
         plan = current_plan()
@@ -268,14 +268,14 @@ class Recorder:
         try:
             if plan is not self._plan:
                 self._act_on(plan)
-            judged, hopes = seen.prospect
+            judged, hopes = history.prospect
             if judged is not plan:
                 hopes = self._prospect(plan, executable)
             if hopes.is_left_to_the_end and records_all():
                 self._last = None
                 self._watch.look()
                 began, now = time.perf_counter_ns(), time.time()
-                return executable, plan, hopes, seen, inputs, count, began, now
+                return executable, plan, hopes, history, inputs, count, began, now
             first, last = hopes.executions
             if not first <= count <= last:
                 return None
@@ -283,7 +283,7 @@ class Recorder:
             first, last = hopes.steps
             if not first <= step <= last:
                 return None
-            return self._begin(plan, hopes.conditions, count, step, executable, inputs, seen)
+            return self._begin(plan, hopes.conditions, count, step, executable, inputs, history)
         except Exception as error:
             self.writer.complain(error)
             return None
@@ -318,10 +318,10 @@ class Recorder:
                 nbytes = self._filing.queue(
                     execution, "outputs", execution.recorded_for, execution.cause
                 )
-                self._seen[execution.executable.number].output_bytes = nbytes
+                self._histories[execution.executable.number].output_bytes = nbytes
             if execution.watching:
                 if execution.plan.wants_flag:
-                    self._seen[execution.executable.number].watched += 1
+                    self._histories[execution.executable.number].watched += 1
                 self._watch.add(execution)
             if execution.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
                 self._room_made = time.monotonic()
@@ -434,20 +434,20 @@ class Recorder:
         self._watch.look()
         self.writer.end()
 
-    def _meet(self, executable: RecordedExecutable) -> _Seen:
-        return self._seen.setdefault(executable.number, _Seen(executable.name))
+    def _meet(self, executable: RecordedExecutable) -> _History:
+        return self._histories.setdefault(executable.number, _History(executable.name))
 
     def _prospect(self, plan: Plan, executable: RecordedExecutable) -> Prospect:
         """Return which conditions of a plan may hold of an executable, and when; judge it once."""
-        seen = self._seen.get(executable.number) or self._meet(executable)
-        judged, hopes = seen.prospect
+        history = self._histories.get(executable.number) or self._meet(executable)
+        judged, hopes = history.prospect
         if judged is not plan:
             hopes = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
             if plan.keep_last:  # the flight recorder holds all, and what hangs in its call too
                 hopes = hopes._replace(executions=EVER, steps=EVER, is_left_to_the_end=False)
             if executable.donated or plan.hold != "device":  # what is held is copied first
                 hopes = hopes._replace(is_left_to_the_end=False)
-            seen.prospect = plan, hopes
+            history.prospect = plan, hopes
         return hopes
 
     def _moment(self, plan: Plan, executable: RecordedExecutable, count: int, step: int) -> Moment:
@@ -462,7 +462,7 @@ class Recorder:
         step: int,
         executable: RecordedExecutable,
         inputs: Sequence[Any],
-        seen: _Seen,
+        history: _History,
     ) -> HeldExecution | None:
         """Hold an execution of which something may be wanted, and queue what is already."""
         moment = self._moment(plan, executable, count, step)
@@ -483,7 +483,7 @@ class Recorder:
         if not at_once and not watching and not again and not plan.keep_last:
             return None
         self._watch.look()
-        devices = self._devices(executable, count, seen)
+        devices = self._devices(executable, count, history)
         if not devices and not (again and spans_processes(executable)):
             return None
         execution = HeldExecution(
@@ -499,7 +499,7 @@ class Recorder:
         )
         execution.rechecked_for = again
         self._keep(execution)
-        if at_once and self._filing.admits(execution, at_once, seen.output_bytes):
+        if at_once and self._filing.admits(execution, at_once, history.output_bytes):
             execution.recorded_for, execution.cause = at_once, Cause(at_once[0].text)
             self._filing.queue(execution, "inputs", at_once, execution.cause)
         return execution
@@ -511,12 +511,12 @@ class Recorder:
         """
         if isinstance(token, HeldExecution):
             return token
-        executable, plan, hopes, seen, inputs, count, began, now = token
+        executable, plan, hopes, history, inputs, count, began, now = token
         execution = HeldExecution(
             executable,
             plan,
             self._moment(plan, executable, count, self._step()),
-            self._devices(executable, count, seen),
+            self._devices(executable, count, history),
             hold_inputs(inputs, (), plan.hold),
             hopes.conditions,
             hopes.limit,
@@ -537,21 +537,21 @@ class Recorder:
             self._last = execution
 
     def _devices(
-        self, executable: RecordedExecutable, count: int, seen: _Seen
+        self, executable: RecordedExecutable, count: int, history: _History
     ) -> tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]:
         """Return this process's devices of which the callback lets something be recorded."""
-        if seen.devices is None:
+        if history.devices is None:
             local_devices = [
                 device for device in executable.devices if device.process_index == self._process
             ]
-            seen.devices = tuple(
+            history.devices = tuple(
                 (index, device, BOTH_ROLES) for index, device in enumerate(local_devices)
             )
         if records_all():
-            return seen.devices
+            return history.devices
         return tuple(
             (index, device, words)
-            for index, device, _ in seen.devices
+            for index, device, _ in history.devices
             if (words := decide(executable.name, index, count))
         )
 
@@ -579,16 +579,16 @@ class Recorder:
             _log.warning(
                 "nothing was recorded: no execution met %s; what ran was %s",
                 "; ".join(texts),
-                _few({seen.name for seen in self._seen.values()}),
+                _few({history.name for history in self._histories.values()}),
             )
         is_found = any(map(metrics.counter_value, ("SnapshotNaN", "SnapshotForOtherRank")))
         if plan.wants_flag and not is_found:
-            watched = [seen for seen in self._seen.values() if seen.watched]
+            watched = [history for history in self._histories.values() if history.watched]
             missed = int(metrics.counter_value("SnapshotMissed") or 0)
             _log.warning(
                 "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
-                sum(seen.watched for seen in watched),
-                _few({seen.name for seen in watched}) or "none ran",
+                sum(history.watched for history in watched),
+                _few({history.name for history in watched}) or "none ran",
                 f"; {missed} could not be" if missed else "",
             )
 

@@ -65,7 +65,7 @@ class Sharing:
         self._bytes: dict[int, int] = {}  # of the inputs of each executable
         self._suspects: deque[HeldExecution] = deque(maxlen=_MOST_SUSPECTS)
         self._begun: dict[str, int] = {}  # the last execution of each graph
-        self._wanted: dict[_Key, Cause] = {}  # that have not begun here
+        self._requested: dict[_Key, Cause] = {}  # that have not begun here
         self._awaited: set[_Key] = set()  # those of them that run on devices of this rank too
         self._recorded: set[_Key] = set()
         self._has_other_folder = False  # and so has said it
@@ -82,17 +82,17 @@ class Sharing:
         opened = channel() if len(ranks) > 1 else None
         if opened is None:
             return True
-        asked = plan.texts
-        group = _digest((asked, tuple(ranks)))
+        texts = plan.texts
+        group = _digest((texts, tuple(ranks)))
         with self._agreeing:
             if group not in self._agreed:
-                self._agreed[group] = self._agree(opened, asked, group, ranks)
+                self._agreed[group] = self._agree(opened, texts, group, ranks)
             return self._agreed[group]
 
     def _agree(
-        self, opened: Channel, asked: Sequence[str], group: str, ranks: Sequence[int]
+        self, opened: Channel, texts: Sequence[str], group: str, ranks: Sequence[int]
     ) -> bool:
-        folder = _tell_what_is_recorded(opened, asked)
+        folder = _tell_what_is_recorded(opened, texts)
         end = time.monotonic() + SECONDS
         while True:
             missing = set(ranks) - {int(rank) for rank in opened.below(folder)}
@@ -107,7 +107,7 @@ class Sharing:
                 "stay as they are, and their results are read to find NaN, which takes longer. "
                 "Start all ranks with the same --when.",
                 opened.rank,
-                "; ".join(asked),
+                "; ".join(texts),
                 f"; those that do not: {format_spans(missing)}" if missing else "",
             )
         return answer == b"yes"
@@ -142,7 +142,7 @@ class Sharing:
             ):
                 self._lately_bytes -= self._lately.popleft()[1]
             self._begun[key[0]] = key[1]
-            cause = self._wanted.pop(key, None) if self._wanted else None
+            cause = self._requested.pop(key, None) if self._requested else None
         if cause is not None:
             self._filing.writer.call(functools.partial(self._record, execution, cause))
             self._awaited.discard(key)
@@ -215,9 +215,9 @@ class Sharing:
                 self._warn_of_others(opened)
         opened.hear()
         with self._lock:
-            wanted, self._wanted = self._wanted, {}
+            requested, self._requested = self._requested, {}
             self._awaited.clear()
-        for key, cause in wanted.items():
+        for key, cause in requested.items():
             self._miss(key, cause, "it did not run here while it was watched")
 
     def _warn_of_others(self, opened: Channel) -> None:
@@ -257,7 +257,7 @@ class Sharing:
                 return
             execution = self._find(key)
             if execution is None and self._begun.get(key[0], -1) < key[1]:
-                self._wanted[key] = cause
+                self._requested[key] = cause
                 if opened.rank in data["ranks"]:
                     self._awaited.add(key)
                 return
@@ -332,9 +332,9 @@ def tell_plan() -> None:
         _tell_what_is_recorded(opened, plan.texts)
 
 
-def _tell_what_is_recorded(opened: Channel, asked: Sequence[str]) -> str:
+def _tell_what_is_recorded(opened: Channel, texts: Sequence[str]) -> str:
     """Tell the other ranks for which conditions this one records; return where all do so."""
-    folder = f"recording/{_digest(asked)}"
+    folder = f"recording/{_digest(texts)}"
     opened.put(f"{folder}/{opened.rank}", b"")
     return folder
 
