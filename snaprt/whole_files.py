@@ -146,8 +146,8 @@ def remedy(error: OSError, elsewhere: str) -> str:
         error: How the system refused.
         elsewhere: How to name another place, such as ``use another folder``.
     """
-    known = REMEDIES.get(error.errno)
-    return elsewhere if known is None else f"{known}, or {elsewhere}"
+    advice = REMEDIES.get(error.errno)
+    return elsewhere if advice is None else f"{advice}, or {elsewhere}"
 
 
 def remedy_sentence(error: OSError, elsewhere: str) -> str:

@@ -698,11 +698,11 @@ def _align(connection: sqlite3.Connection, blobs: BlobFolder) -> dict[str, int]:
 
     A process may die between a blob and its row, and a row may be damaged.
     """
-    known = dict(connection.execute(_SIZES))
+    row_sizes = dict(connection.execute(_SIZES))
     sizes = blobs.sizes()
-    headers = (blobs.header(key) for key, size in sizes.items() if known.get(key) != size)
+    headers = (blobs.header(key) for key, size in sizes.items() if row_sizes.get(key) != size)
     _put(connection, (header for header in headers if header is not None))
-    _remove(connection, known.keys() - sizes.keys())
+    _remove(connection, row_sizes.keys() - sizes.keys())
     return sizes
 
 

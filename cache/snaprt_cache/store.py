@@ -341,14 +341,14 @@ class Cache:
 
     def keys(self, digests: Iterable[str]) -> dict[str, Key]:
         """Return the key with its parts of each of these entries, by digest."""
-        known: dict[str, Key] = {}
+        indexed: dict[str, Key] = {}
         if self.folder.is_dir():
             with contextlib.suppress(IndexUnavailable):
-                known = self._index.keys()
+                indexed = self._index.keys()
         keys = {}
         for digest in digests:
-            if digest in known:
-                keys[digest] = known[digest]
+            if digest in indexed:
+                keys[digest] = indexed[digest]
             elif (header := self.header(digest)) is not None:
                 keys[digest] = header.key
         return keys

@@ -146,14 +146,14 @@ def _keep_as_they_are(functions: dict[str, Any], narrowing: Narrowing) -> frozen
         if _UNNUMBERED.sub("", name) in _random_names()
         or (name != "main" and _looks_at_bits(function, narrowing))
     }
-    called = _reachable(roots, calls)
-    shared = (called - roots) & _reachable({"main"}, calls, without=roots)
+    callees = _reachable(roots, calls)
+    shared = (callees - roots) & _reachable({"main"}, calls, without=roots)
     copies = {name: f"{name}_kept" for name in shared}
     for name, copy in copies.items():
         clone = functions[name].clone(jaxapi.after_operation(functions[name]))
         jaxapi.set_symbol(clone, "sym_name", copy)
         functions[copy] = clone.operation
-    unchanged = frozenset((called - shared) | set(copies.values()))
+    unchanged = frozenset((callees - shared) | set(copies.values()))
     for name in unchanged:
         for operation in jaxapi.operations_within(functions[name]):
             attribute = _CALLS.get(operation.name)

@@ -258,5 +258,5 @@ def register_torchrun() -> None:
                 return None
             return int(os.environ.get("LOCAL_RANK", "0"))
 
-    known = ClusterEnv._cluster_types
-    known.insert(0, known.pop(known.index(Torchrun)))
+    cluster_types = ClusterEnv._cluster_types
+    cluster_types.insert(0, cluster_types.pop(cluster_types.index(Torchrun)))

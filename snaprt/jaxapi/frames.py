@@ -96,8 +96,8 @@ def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
         code = frame.f_code
         if _source_info.is_user_filename(code.co_filename):
             local, outer = dict(frame.f_locals), frame.f_globals
-            named = {name: outer[name] for name in code.co_names if name in outer}
-            yield code.co_filename, {**named, **local}
+            module_variables = {name: outer[name] for name in code.co_names if name in outer}
+            yield code.co_filename, {**module_variables, **local}
 
 
 def user_stack(error: BaseException) -> tuple[str, ...]:

@@ -52,14 +52,14 @@ class _Remembered:
 
     Attributes:
         digest: Of the key of its executable.
-        kept: Which arguments go in.
+        kept_arguments: Which arguments go in.
         donated: Which arguments may lose their memory.
         lowering: The digest of what its module was lowered from; "" where it has none.
         module: The digest of its module.
     """
 
     digest: str
-    kept: tuple[int, ...]
+    kept_arguments: tuple[int, ...]
     donated: tuple[int, ...]
     lowering: str
     module: str
@@ -73,9 +73,9 @@ class _Speculation:
     """
 
     def __init__(self, remembered: _Remembered, operands: Sequence[Any]) -> None:
-        self._inputs = [operands[place] for place in remembered.kept]
+        self._inputs = [operands[place] for place in remembered.kept_arguments]
         donated = frozenset(remembered.donated)
-        self._donated = [place in donated for place in remembered.kept]
+        self._donated = [place in donated for place in remembered.kept_arguments]
         self._lock = threading.Lock()
         self._is_over = False
         self._started: tuple[Any, Sequence[jax.Array], Any] | None = None
@@ -238,14 +238,14 @@ class Speculator:
                     call[1].fun_sourceinfo,
                 )
                 return pure_call.done
-        if pure_call.kept is None or time.perf_counter() - started < _MIN_SECONDS:
+        if pure_call.kept_arguments is None or time.perf_counter() - started < _MIN_SECONDS:
             return pure_call.done
         if lowered is not None or remembered is None:
             lowering, module = lowered or (None, "")
             digest = "" if lowering is None else _digest_of_lowering(lowering)
             with self._lock:
                 self._calls[name] = _Remembered(
-                    key.digest, pure_call.kept, pure_call.donated, digest, module
+                    key.digest, pure_call.kept_arguments, pure_call.donated, digest, module
                 )
         return pure_call.done
 
@@ -264,8 +264,8 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
     try:
         stored = {} if entry is None else json.loads(entry.payload)
         return {
-            name: _Remembered(digest, tuple(kept), tuple(donated), lowering, module)
-            for name, (digest, kept, donated, lowering, module) in stored.items()
+            name: _Remembered(digest, tuple(kept_arguments), tuple(donated), lowering, module)
+            for name, (digest, kept_arguments, donated, lowering, module) in stored.items()
         }
     except (ValueError, TypeError, AttributeError) as error:
         cache.discard(key, f"cannot read its list: {error!r}")
@@ -274,7 +274,7 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
 
 def _fits(remembered: _Remembered, count: int) -> bool:
     """Return whether it can be of a call with so many arguments."""
-    places = (*remembered.kept, *remembered.donated)
+    places = (*remembered.kept_arguments, *remembered.donated)
     digests = (remembered.digest, remembered.lowering, remembered.module)
     return all(isinstance(digest, str) for digest in digests) and all(
         type(place) is int and 0 <= place < count for place in places

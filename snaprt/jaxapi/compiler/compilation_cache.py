@@ -204,10 +204,10 @@ def _topology(devices: np.ndarray) -> bytes:
     if jax.process_count() == 1:
         return _hashed(_cache_key._hash_accelerator_config, devices)
     # XLA's fingerprint differs between the processes of a job.
-    known = devices.flat[0].client.devices()
+    client_devices = devices.flat[0].client.devices()
     described = [
         [getattr(device, name, None) for name in ("id", "process_index", "device_kind", "coords")]
-        for device in known
+        for device in client_devices
     ]
     return repr((described, [device.id for device in devices.flat])).encode()
 
@@ -315,8 +315,8 @@ def before_compile_or_load(call: Callable[[PlannedCompilation], None]) -> None:
         backend: Any, module: Any, devices: Any, options: Any, *arguments: Any, **kwargs: Any
     ) -> Any:
         if not _own_cache.bypassed:
-            written = _options_of_compilation(options, backend)
-            call(PlannedCompilation(module_name(module), tuple(devices.flat), written, module))
+            serialized = _options_of_compilation(options, backend)
+            call(PlannedCompilation(module_name(module), tuple(devices.flat), serialized, module))
         return original(backend, module, devices, options, *arguments, **kwargs)
 
     _compiler.compile_or_get_cached = compile_or_get_cached  # type: ignore[assignment]

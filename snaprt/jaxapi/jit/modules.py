@@ -30,7 +30,7 @@ class JitModule:
     is_pure: bool  # whether it neither writes to references nor has effects
     has_all_results: bool  # whether each result that the user gets comes out of the module as it is
     # Which arguments go in, where those alone do, on one device; else None.
-    kept: tuple[int, ...] | None
+    kept_arguments: tuple[int, ...] | None
 
 
 def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModule:
@@ -66,7 +66,7 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
         is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
         is_pure=is_pure,
         has_all_results=is_pure and not any(map(_is_float0, avals)),
-        kept=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
+        kept_arguments=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
     )
 
 
@@ -75,8 +75,8 @@ def jit_module_inputs(
 ) -> list[Any]:
     """Return the arrays with which a module is run, placed, for the arguments of a flat call."""
     lowering: Any = lowered._lowering
-    if module.kept is not None:
-        arrays = [args[number] for number in module.kept]
+    if module.kept_arguments is not None:
+        arrays = [args[number] for number in module.kept_arguments]
         if are_arrays(arrays):
             return arrays
     arguments = _module_arguments(lowering, [*lowering.const_args, *args])

@@ -148,15 +148,15 @@ _extents: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDic
 
 
 def _extent_of_jaxpr(jaxpr: Any) -> tuple[int, float]:
-    known = _extents.get(jaxpr)
-    if known is None:
+    cached = _extents.get(jaxpr)
+    if cached is None:
         extents = [
             extent(e.primitive, e.params, [v.aval for v in e.invars], [v.aval for v in e.outvars])
             for e in jaxpr.eqns
         ]
-        known = sum(n for n, _ in extents), sum(work for _, work in extents)
-        _extents[jaxpr] = known
-    return known
+        cached = sum(n for n, _ in extents), sum(work for _, work in extents)
+        _extents[jaxpr] = cached
+    return cached
 
 
 def constant_bytes(params: Mapping[str, Any]) -> int:

@@ -104,14 +104,14 @@ class Form:
 
     def _beginning(self, when: float) -> SmallZip:
         """Return a zip with the members before the arrays, made once for all that show one time."""
-        shown = shown_time(int(when))
-        begun = self._begun.get(shown)
+        clock_time = shown_time(int(when))
+        begun = self._begun.get(clock_time)
         if begun is None:
-            archive = SmallZip(shown)
-            for member, content, known in self._members:
-                archive.add(member, content, known_checksum=known)
-            self._begun = {shown: (begun := archive.joined())}
-        return SmallZip(shown, begun)
+            archive = SmallZip(clock_time)
+            for member, content, sum_ in self._members:
+                archive.add(member, content, known_checksum=sum_)
+            self._begun = {clock_time: (begun := archive.joined())}
+        return SmallZip(clock_time, begun)
 
     @functools.cached_property  # many programs run once
     def _fixed(self) -> _Fixed:

@@ -30,12 +30,12 @@ def mark_recorded(error: BaseException) -> None:
 
 def is_recorded(error: BaseException) -> bool:
     """Return whether an error, or one that it came of, has led to a snapshot."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     following: BaseException | None = error
-    while following is not None and id(following) not in seen:
+    while following is not None and id(following) not in visited:
         if getattr(following, _MARK, False):
             return True
-        seen.add(id(following))
+        visited.add(id(following))
         following = following.__cause__ or following.__context__
     return False
 

@@ -122,17 +122,17 @@ class OutcomeWatch:
         self.settle()
 
     def _look_on(self) -> None:
-        seen = self._something_to_see
+        event = self._something_to_see
         while True:
-            seen.wait()
+            event.wait()
             self._hurry.wait(self._pause())
             self._hurry.clear()
             self.look()
             self._wait_for_late()
             if not self._watched:
-                seen.clear()
+                event.clear()
                 if self._watched:  # added meanwhile, by who saw that it was set
-                    seen.set()
+                    event.set()
 
     def _pause(self) -> float:
         """Return seconds in which no execution goes past its limit unseen, if any is to."""

@@ -193,10 +193,10 @@ class Rechecks:
     ) -> _Finding | None:
         """Return what is wrong where devices hold other copies of an output, unless it is known."""
         metrics.counter_add("RecheckReplicaMismatch")
-        known = execution.executable.graph_id, tuple(copies.items())
-        if known in self._reported:
+        mismatch = execution.executable.graph_id, tuple(copies.items())
+        if mismatch in self._reported:
             return None
-        self._reported.add(known)
+        self._reported.add(mismatch)
         devices = execution.executable.devices
         table = np.zeros((len(devices), len(places)), bool)
         for place, deviating in copies.items():
@@ -210,8 +210,8 @@ class Rechecks:
             ", in both runs (jax.shard_map with check_vma=False may return different values as "
             "replicas; this is reported once)"
         )
-        named = tuple(devices[number] for number in sorted(suspects)) if is_majority else ()
-        return _Finding(0, table, words, None, named)
+        accused = tuple(devices[number] for number in sorted(suspects)) if is_majority else ()
+        return _Finding(0, table, words, None, accused)
 
     def _accuse(self, execution: HeldExecution, places: list[int], finding: _Finding) -> None:
         """Count it, say it, and record the execution with the outputs of both runs."""
