@@ -82,11 +82,11 @@ class Channel:
         """
         end = time.monotonic() + seconds
         while True:
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
                 value = self._try(lambda: self._service.get(f"{_FOLDER}/{key}"))
                 return None if value is _LOST else value
-            part = min(left, 1.0)
+            part = min(remaining, 1.0)
             value = self._try(functools.partial(self._service.wait_for, f"{_FOLDER}/{key}", part))
             if value is _LOST:
                 time.sleep(part)
@@ -131,18 +131,18 @@ class Channel:
 
         Those that do not answer within so many seconds are missing.
         """
-        wanted = set(ranks)
+        expected = set(ranks)
         with self._lock:
             self._questions += 1
             question = f"{self.rank}.{self._questions}"
-        if not self.publish(_ANSWER, {"question": question, "ranks": sorted(wanted)}):
+        if not self.publish(_ANSWER, {"question": question, "ranks": sorted(expected)}):
             return {}
         end = time.monotonic() + seconds
         answers: dict[int, str] = {}
-        while time.monotonic() < end and wanted - set(answers):
+        while time.monotonic() < end and expected - set(answers):
             time.sleep(0.02)
-            told = self.below(f"{_ANSWER}/{question}")
-            answers = {int(rank): value.decode() for rank, value in told.items()}
+            replies = self.below(f"{_ANSWER}/{question}")
+            answers = {int(rank): value.decode() for rank, value in replies.items()}
         return answers
 
     def ended(self) -> frozenset[int]:
@@ -189,15 +189,15 @@ class Channel:
             self._hearing.release()
 
     def _hear(self, event: bytes) -> None:
-        told = json.loads(event)
-        kind, data = told["kind"], told["data"]
+        message = json.loads(event)
+        kind, data = message["kind"], message["data"]
         if kind == _ANSWER and self.rank in data["ranks"]:
             self.put(f"{_ANSWER}/{data['question']}/{self.rank}", _main_thread_place().encode())
         with self._lock:
             handlers = list(self._handlers.get(kind, ()))
             if not handlers and kind != _ANSWER:
-                self._early.append(told)
-        self._handle(told, handlers)
+                self._early.append(message)
+        self._handle(message, handlers)
 
     def _handle(self, event: dict[str, Any], handlers: Iterable[Handler]) -> None:
         for handler in handlers:

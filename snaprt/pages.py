@@ -84,12 +84,12 @@ class Layout:
         x = self.middles[way[0]]
         y = self.sizes.top(self.levels[way[0]]) + height
         path = f"M{x:.6g} {y:.6g}"
-        for one in way[1:]:
-            next_x, next_y = self.middles[one], self.sizes.top(self.levels[one])
+        for node in way[1:]:
+            next_x, next_y = self.middles[node], self.sizes.top(self.levels[node])
             half = (y + next_y) / 2
             path += f" C{x:.6g} {half:.6g} {next_x:.6g} {half:.6g} {next_x:.6g} {next_y - 1:.6g}"
             x, y = next_x, next_y - 1
-            if one != way[-1]:
+            if node != way[-1]:
                 y = next_y + height
                 path += f" L{x:.6g} {y:.6g}"
         return path
@@ -99,8 +99,8 @@ def wrap(levels: Sequence[int], most_in_row: int) -> list[int]:
     """Return the row of each box: boxes of one level that are too many for a row take several."""
     rows = [0] * len(levels)
     next_row = 0
-    by_level = sorted(range(len(levels)), key=lambda one: levels[one])
-    for _, boxes in itertools.groupby(by_level, key=lambda one: levels[one]):
+    by_level = sorted(range(len(levels)), key=lambda node: levels[node])
+    for _, boxes in itertools.groupby(by_level, key=lambda node: levels[node]):
         for place, box in enumerate(level := list(boxes)):
             rows[box] = next_row + place // most_in_row
         next_row += math.ceil(len(level) / most_in_row)
@@ -120,9 +120,9 @@ def lay_out(levels: Sequence[int], edges: Iterable[tuple[int, int]], sizes: Size
     ways = _ways(level_of, edges)
     near: dict[int, list[int]] = {number: [] for number in level_of}
     for way in ways:
-        for one, other in itertools.pairwise(way):
-            near[one].append(other)
-            near[other].append(one)
+        for start, end in itertools.pairwise(way):
+            near[start].append(end)
+            near[end].append(start)
     rows: list[list[int]] = [[] for _ in range(max(levels) + 1)]
     for number, level in level_of.items():
         rows[level].append(number)
@@ -131,12 +131,16 @@ def lay_out(levels: Sequence[int], edges: Iterable[tuple[int, int]], sizes: Size
         middles.update(_spread(row, boxes, sizes))
     for sweep in range(_SWEEPS):
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            row.sort(key=lambda one: _mean([middles[other] for other in near[one]], middles[one]))
+            row.sort(
+                key=lambda node: _mean(
+                    [middles[neighbor] for neighbor in near[node]], middles[node]
+                )
+            )
             middles.update(_spread(row, boxes, sizes))
     width = 2 * max(sizes.margin + sizes.width / 2 + abs(middle) for middle in middles.values())
     return Layout(
         sizes=sizes,
-        middles={one: middle + width / 2 for one, middle in middles.items()},
+        middles={node: middle + width / 2 for node, middle in middles.items()},
         levels=level_of,
         ways=ways,
         width=width,
@@ -159,11 +163,11 @@ def _ways(levels: dict[int, int], edges: Iterable[tuple[int, int]]) -> list[list
 
 def _spread(row: Sequence[int], boxes: int, sizes: Sizes) -> Mapping[int, float]:
     """Return the middle of each in a row that is centred at 0."""
-    widths = [sizes.width if one < boxes else sizes.slot for one in row]
+    widths = [sizes.width if node < boxes else sizes.slot for node in row]
     place = -(sum(widths) + sizes.gap * (len(row) - 1)) / 2
     middles = {}
-    for one, width in zip(row, widths, strict=True):
-        middles[one] = place + width / 2
+    for node, width in zip(row, widths, strict=True):
+        middles[node] = place + width / 2
         place += width + sizes.gap
     return middles
 

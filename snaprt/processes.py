@@ -34,8 +34,8 @@ def place_in_job() -> ProcessPlace:
     process, processes = jaxapi.process_of_job()
     rank = process
     if processes == 1:
-        told: int | None = settings.get("RANK")
-        rank = process if told is None else told
+        launcher_rank: int | None = settings.get("RANK")
+        rank = process if launcher_rank is None else launcher_rank
         processes = settings.get("WORLD_SIZE") or 1
     return ProcessPlace(rank, process, processes, socket.gethostname(), os.getpid(), run_mark())
 

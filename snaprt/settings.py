@@ -605,10 +605,10 @@ def get(name: str) -> Any:
         KeyError: The table has no row of this name.
     """
     now = _texts_by_name[name].now()
-    known = _known.get(name)
-    if known is None or known[0] != now:
-        known = _known[name] = now, _value(_BY_NAME[name], os.environ.get(name, ""))
-    return known[1]
+    cached = _known.get(name)
+    if cached is None or cached[0] != now:
+        cached = _known[name] = now, _value(_BY_NAME[name], os.environ.get(name, ""))
+    return cached[1]
 
 
 #: The values of variables and the texts that they were read from: some are asked for at every cut.

@@ -62,13 +62,13 @@ def dump(pid: int, *, native: bool) -> tuple[list[Thread], bool]:
     """
     words = [py_spy(), "dump", "--json", "--full-filenames", "--pid", str(pid)]
     if native:
-        done = _call([*words, "--native"])
-        if done.returncode == 0:
-            return json.loads(done.stdout), True
-    done = _call(words)
-    if done.returncode == 0:
-        return json.loads(done.stdout), False
-    complaint = done.stderr.lower()
+        process = _call([*words, "--native"])
+        if process.returncode == 0:
+            return json.loads(process.stdout), True
+    process = _call(words)
+    if process.returncode == 0:
+        return json.loads(process.stdout), False
+    complaint = process.stderr.lower()
     reason, hint = next(
         (row for words_of, row in _REASONS.items() if words_of in complaint), _NOT_PYTHON
     )
@@ -105,11 +105,11 @@ def py_spy() -> str:
 def own_threads() -> list[Thread]:
     """Return the Python stacks of this process's threads, the main thread first."""
     frames = sys._current_frames()
-    known = {thread.ident: thread for thread in threading.enumerate()}
+    by_ident = {thread.ident: thread for thread in threading.enumerate()}
     main = threading.main_thread().ident
     threads: list[Thread] = []
     for ident in sorted(frames, key=lambda ident: ident != main):
-        thread = known.get(ident)
+        thread = by_ident.get(ident)
         threads.append(
             {
                 "thread_name": thread.name if thread else "",
@@ -160,9 +160,9 @@ def user_frame(frames: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
         of_program.append(frame)
     python = [frame for frame in of_program if _is_python(frame)]
     runs_module = any(frame["name"] == "<module>" for frame in python)
-    for wanted in (_OF_USER, _OF_LIBRARY, *([_OF_FRAMEWORK] if runs_module else [])):
+    for kind in (_OF_USER, _OF_LIBRARY, *([_OF_FRAMEWORK] if runs_module else [])):
         for frame in python:
-            if _kind_of_file(str(frame["filename"])) <= wanted:
+            if _kind_of_file(str(frame["filename"])) <= kind:
                 return {name: frame[name] for name in ("name", "filename", "line")}
     return None
 

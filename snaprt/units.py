@@ -56,9 +56,9 @@ def parse_duration(text: str) -> float:
     return float(duration[1]) * _SECONDS[duration[2]]
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def counted(count: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 entry``, ``1,200 entries``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def format_size(count: float) -> str:

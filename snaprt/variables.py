@@ -69,8 +69,8 @@ def steers(name: str, options: Collection[str] = ()) -> bool:
 def without_credentials(text: str) -> str:
     """Return a text with the user names, passwords and signatures in its URLs hidden."""
     if "://" in text:
-        for pattern, shown in _SECRETS_IN_URLS:
-            text = pattern.sub(shown, text)
+        for pattern, replacement in _SECRETS_IN_URLS:
+            text = pattern.sub(replacement, text)
     return text
 
 

@@ -96,8 +96,8 @@ def remove_leftovers(folder: Path) -> int:
     with contextlib.suppress(OSError):
         entries = list(os.scandir(folder))
     for entry in entries:
-        found = ours.fullmatch(entry.name)
-        if found and not _is_alive(int(found[1])):
+        match = ours.fullmatch(entry.name)
+        if match and not _is_alive(int(match[1])):
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)
@@ -146,8 +146,8 @@ def remedy(error: OSError, elsewhere: str) -> str:
         error: How the system refused.
         elsewhere: How to name another place, such as ``use another folder``.
     """
-    known = REMEDIES.get(error.errno)
-    return elsewhere if known is None else f"{known}, or {elsewhere}"
+    advice = REMEDIES.get(error.errno)
+    return elsewhere if advice is None else f"{advice}, or {elsewhere}"
 
 
 def remedy_sentence(error: OSError, elsewhere: str) -> str:

@@ -52,8 +52,8 @@ def remedy(error: OSError, elsewhere: str) -> str:
         error: How the system refused.
         elsewhere: What helps otherwise, such as ``name another file``.
     """
-    known = _REMEDIES.get(error.errno or 0)
-    return _sentence(elsewhere if known is None else f"{known[1]}, or {elsewhere}")
+    row = _REMEDIES.get(error.errno or 0)
+    return _sentence(elsewhere if row is None else f"{row[1]}, or {elsewhere}")
 
 
 def _sentence(words: str) -> str:

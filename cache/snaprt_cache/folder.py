@@ -160,20 +160,20 @@ class Folder:
         try:
             for depth, name in enumerate(names):
                 flags = _FOLDER_FLAGS if outer is None else _FOLDER_FLAGS | os.O_NOFOLLOW
-                made = False
+                is_new = False
                 try:
                     descriptor = os.open(name, flags, dir_fd=outer)
                 except FileNotFoundError:
                     if not make:
                         raise
-                    made = self._make_folder(name, outer)
+                    is_new = self._make_folder(name, outer)
                     descriptor = os.open(name, flags, dir_fd=outer)
                 if outer is not None:
                     os.close(outer)
                 outer = descriptor
                 if is_private:
                     _refuse_if_others_write(self.root, self.below[:depth], os.fstat(descriptor))
-                elif made:  # The umask may have taken from them what others need.
+                elif is_new:  # The umask may have taken from them what others need.
                     os.fchmod(descriptor, self.access.folder_mode)
         except BaseException as error:
             if outer is not None:

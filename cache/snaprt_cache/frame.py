@@ -294,14 +294,14 @@ def _read_exactly(file: BinaryIO, count: int) -> bytes:
     if len(content) == count:
         return content
     # One read may give less than asked for: at most 2 GiB on Linux, or after a signal.
-    read = [content]
+    parts = [content]
     missing = count - len(content)
-    while missing and read[-1]:
-        read.append(file.read(missing) or b"")
-        missing -= len(read[-1])
+    while missing and parts[-1]:
+        parts.append(file.read(missing) or b"")
+        missing -= len(parts[-1])
     if missing:
         raise BlobDamaged(f"it is {missing} bytes too short")
-    return b"".join(read)
+    return b"".join(parts)
 
 
 def read_key_file(path: str | Path) -> bytes:

@@ -301,21 +301,21 @@ class Index:
             now = time.time()
             sizes = _align(connection, self._blobs)
             _forget_the_future(connection, now)
-            gone: list[EntryRow] = []
-            left = sum(sizes.values())
+            removed: list[EntryRow] = []
+            remaining = sum(sizes.values())
             for row in _rows(
                 connection, "ORDER BY last_used > ?, worth, key", now - _IN_USE_SECONDS
             ):
-                if left <= (limit_bytes if len(gone) >= at_most else target_bytes):
+                if remaining <= (limit_bytes if len(removed) >= at_most else target_bytes):
                     break
                 if row.key not in sizes or row.key in keep:
                     continue
                 with contextlib.suppress(OSError):
                     self._blobs.remove(row.key)
-                    gone.append(row)
-                    left -= sizes[row.key]
-            _remove(connection, [row.key for row in gone])
-            return gone, left
+                    removed.append(row)
+                    remaining -= sizes[row.key]
+            _remove(connection, [row.key for row in removed])
+            return removed, remaining
 
         return self._write(operation)
 
@@ -463,11 +463,11 @@ class Index:
         if self._is_to_be_checked():
             _check(connection)
             self._note_the_check()
-        wanted = journal_mode(folder.path)
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] != wanted:
+        mode = journal_mode(folder.path)
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != mode:
             # Fails while others use the file in another mode, and in a read-only directory.
             with contextlib.suppress(sqlite3.OperationalError):
-                connection.execute(f"PRAGMA journal_mode = {wanted}")
+                connection.execute(f"PRAGMA journal_mode = {mode}")
         # A power cut may lose or damage this file, and it is then made again from the blobs; the
         # blobs themselves are synced.
         connection.execute("PRAGMA synchronous = OFF")
@@ -633,9 +633,9 @@ class Pending:
         if unknown:
             # Blobs whose row was lost with the process that put them, or with a damaged index.
             self._index.align()
-            _, _, gone = self._write()
+            _, _, missing = self._write()
             with self._lock:
-                for key in gone:
+                for key in missing:
                     self._used.pop(key, None)
         return keys, total
 
@@ -698,11 +698,11 @@ def _align(connection: sqlite3.Connection, blobs: BlobFolder) -> dict[str, int]:
 
     A process may die between a blob and its row, and a row may be damaged.
     """
-    known = dict(connection.execute(_SIZES))
+    row_sizes = dict(connection.execute(_SIZES))
     sizes = blobs.sizes()
-    headers = (blobs.header(key) for key, size in sizes.items() if known.get(key) != size)
+    headers = (blobs.header(key) for key, size in sizes.items() if row_sizes.get(key) != size)
     _put(connection, (header for header in headers if header is not None))
-    _remove(connection, known.keys() - sizes.keys())
+    _remove(connection, row_sizes.keys() - sizes.keys())
     return sizes
 
 

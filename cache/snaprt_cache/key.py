@@ -212,7 +212,7 @@ def _sysctl_cpu_flags() -> list[str]:
         return []
     command = ["/usr/sbin/sysctl", *_SYSCTL_NAMES]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError):
         return []
-    return done.stdout.split()
+    return process.stdout.split()

@@ -75,7 +75,7 @@ class Flight:
         self._wait_seconds = wait_seconds
         self._report_after = report_after_seconds
         self._on_event = on_event
-        self._held: set[int] = set()
+        self._locks: set[int] = set()
         watch_forks(self)
 
     @contextlib.contextmanager
@@ -131,9 +131,9 @@ class Flight:
             in_vain: Whether those who wait will not find the entry, and had better not wait for
                 each other either.
         """
-        if lock is None or lock not in self._held:
+        if lock is None or lock not in self._locks:
             return
-        self._held.discard(lock)
+        self._locks.discard(lock)
         with contextlib.suppress(OSError, CacheError):
             if in_vain:
                 os.write(lock, _IN_VAIN)
@@ -154,11 +154,11 @@ class Flight:
                         return None
                 if wait.has_waited and (is_stored() or _is_in_vain(descriptor)):
                     return None
-                there = self._folder.status(digest)
+                status = self._folder.status(digest)
                 # Is it still the file that others would open by its name?
-                if there is not None and os.path.samestat(there, os.fstat(descriptor)):
+                if status is not None and os.path.samestat(status, os.fstat(descriptor)):
                     os.ftruncate(descriptor, 0)  # what a leader left that was killed as it left
-                    self._held.add(descriptor)
+                    self._locks.add(descriptor)
                     lock, descriptor = descriptor, -1
                     return lock
             finally:
@@ -173,10 +173,10 @@ class Flight:
 
     def after_fork_in_child(self) -> None:
         """Close the parent's locks, which would outlive the parent here."""
-        for lock in self._held:
+        for lock in self._locks:
             with contextlib.suppress(OSError):
                 os.close(lock)
-        self._held = set()
+        self._locks = set()
 
 
 class _Wait:
@@ -238,7 +238,7 @@ class ForkAware(Protocol):
 
 _watching: Final[weakref.WeakSet[ForkAware]] = weakref.WeakSet()
 # Those told of the fork in progress: none is collected or added before they are told of its end.
-_told: Final[list[ForkAware]] = []
+_notified: Final[list[ForkAware]] = []
 # Two threads may fork at once.
 _one_at_a_time: Final = threading.Lock()
 
@@ -250,20 +250,20 @@ def watch_forks(watcher: ForkAware) -> None:
 
 def _before() -> None:
     _one_at_a_time.acquire()
-    _told.extend(_watching)
-    for watcher in _told:
+    _notified.extend(_watching)
+    for watcher in _notified:
         watcher.before_fork()
 
 
 def _after_in_parent() -> None:
-    while _told:
-        _told.pop().after_fork_in_parent()
+    while _notified:
+        _notified.pop().after_fork_in_parent()
     _one_at_a_time.release()
 
 
 def _after_in_child() -> None:
-    while _told:
-        _told.pop().after_fork_in_child()
+    while _notified:
+        _notified.pop().after_fork_in_child()
     _one_at_a_time.release()
 
 

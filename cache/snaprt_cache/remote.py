@@ -349,12 +349,12 @@ class Uploads:
         with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout)
-            left = len(self._waiting) + self._busy
+            remaining = len(self._waiting) + self._busy
             self._waiting.clear()
             self._waiting_bytes = 0
             self.abandoned = True
-        if left:
-            self._dropped(left)
+        if remaining:
+            self._dropped(remaining)
 
     def _is_started(self) -> bool:
         if self._thread is None:

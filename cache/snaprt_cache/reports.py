@@ -198,8 +198,8 @@ def script_name() -> str:
 
 def read_misses(folder: Folder) -> list[Miss]:
     """Return the last misses, oldest first; lines that cannot be read are left out."""
-    read = (_parse(line) for line in _lines(folder)[-KEPT_MISSES:])
-    return [miss for miss in read if miss is not None]
+    misses = (_parse(line) for line in _lines(folder)[-KEPT_MISSES:])
+    return [miss for miss in misses if miss is not None]
 
 
 def forget_misses(folder: Folder) -> None:

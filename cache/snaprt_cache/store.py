@@ -341,14 +341,14 @@ class Cache:
 
     def keys(self, digests: Iterable[str]) -> dict[str, Key]:
         """Return the key with its parts of each of these entries, by digest."""
-        known: dict[str, Key] = {}
+        indexed: dict[str, Key] = {}
         if self.folder.is_dir():
             with contextlib.suppress(IndexUnavailable):
-                known = self._index.keys()
+                indexed = self._index.keys()
         keys = {}
         for digest in digests:
-            if digest in known:
-                keys[digest] = known[digest]
+            if digest in indexed:
+                keys[digest] = indexed[digest]
             elif (header := self.header(digest)) is not None:
                 keys[digest] = header.key
         return keys
@@ -420,16 +420,16 @@ class Cache:
             What was looked at, the sound included, as it is looked at.
         """
         sound: set[str] = set()
-        there: set[str] = set()
+        present: set[str] = set()
         for digest in self._blobs.sizes():
             finding = self._check_blob(digest, heal)
             if not finding.problem:
                 sound.add(digest)
             if not finding.healed:
-                there.add(digest)
+                present.add(digest)
             yield finding
         if self.folder.is_dir():
-            yield self._check_index(sound, there, heal)
+            yield self._check_index(sound, present, heal)
         if problem := file_digests.problem(self._inside):
             path = self.folder / file_digests.FILE_NAME
             if heal:
@@ -456,25 +456,25 @@ class Cache:
         """
         self._blobs.sweep()
         limit = self.max_bytes if max_bytes is None else max_bytes
-        gone: list[EntryRow] = []
+        removed: list[EntryRow] = []
         if limit is None or not self.folder.is_dir():
-            return gone
+            return removed
         try:
             self._pending.write()
-            more, left = self._evict(limit, _ANY_SIZE)
-            gone += more
-            while more and left > limit:
-                more, left = self._evict(limit, _ANY_SIZE)
-                gone += more
+            more, remaining = self._evict(limit, _ANY_SIZE)
+            removed += more
+            while more and remaining > limit:
+                more, remaining = self._evict(limit, _ANY_SIZE)
+                removed += more
         except IndexUnavailable as error:
             raise CacheError(
                 f"cannot clean up the cache: {error}",
                 hint="Make the directory writable and try again.",
             ) from error
-        if gone:
-            self._count(reports.EVICTED, len(gone))
+        if removed:
+            self._count(reports.EVICTED, len(removed))
             self._write_pending()
-        return gone
+        return removed
 
     def pin(self, digest: str, *, pinned: bool = True) -> bool:
         """Never evict an entry, or let it be evicted again; return whether there is one.
@@ -611,11 +611,11 @@ class Cache:
         if self.mode.writes:
             self._with_index(lambda: self._index.forget(digest))
 
-    def _count_refused(self, which: str, refusal: BlobRefused) -> None:
+    def _count_refused(self, name: str, refusal: BlobRefused) -> None:
         self._count(reports.REFUSED)
         self._warnings.once(
             "signature",
-            f"{which} is not used: {refusal}.",
+            f"{name} is not used: {refusal}.",
             "Use the same SNAPRT_CACHE_KEY_FILE for everyone who writes to this cache.",
         )
 
@@ -627,9 +627,9 @@ class Cache:
             if self.max_bytes is not None and stored_bytes > self.max_bytes:
                 # A few more than need be, and not too many at once.
                 target = int(self.max_bytes * _FILLED_AFTER_EVICTION)
-                gone, _ = self._evict(target, self.max_bytes, keep=written)
-                if gone:
-                    self._count(reports.EVICTED, len(gone))
+                removed, _ = self._evict(target, self.max_bytes, keep=written)
+                if removed:
+                    self._count(reports.EVICTED, len(removed))
                     self._pending.write()
 
         self._with_index(write)
@@ -647,8 +647,10 @@ class Cache:
     def _evict(
         self, target: int, limit: int, keep: Iterable[str] = ()
     ) -> tuple[list[EntryRow], int]:
-        kept = self._pinned().union(keep)
-        return self._index.evict(target, at_most=_EVICTED_AT_ONCE, limit_bytes=limit, keep=kept)
+        protected = self._pinned().union(keep)
+        return self._index.evict(
+            target, at_most=_EVICTED_AT_ONCE, limit_bytes=limit, keep=protected
+        )
 
     def _pinned(self) -> frozenset[str]:
         return frozenset(self._pins.names(KEY_NAME))
@@ -670,7 +672,7 @@ class Cache:
             problem = error.strerror or str(error)
         return Finding("entry", digest, path, problem, healed)
 
-    def _check_index(self, sound: set[str], there: set[str], heal: bool) -> Finding:
+    def _check_index(self, sound: set[str], present: set[str], heal: bool) -> Finding:
         try:
             # A damaged index has been made anew by then: it holds nothing that blobs do not.
             if damage := self._index.check():
@@ -680,7 +682,7 @@ class Cache:
                 self._index.align()
         except IndexUnavailable as error:
             return Finding("index", "", self.index_path, str(error))
-        if sound <= keys <= there:
+        if sound <= keys <= present:
             return Finding("index", "", self.index_path)
         return Finding("index", "", self.index_path, "its rows do not match the entries", heal)
 

@@ -174,10 +174,10 @@ def reason(differences: Sequence[PartDifference]) -> str:
 def _values(key: Key) -> dict[str, str]:
     """Return the parts by name; a name that occurs again gets its number."""
     values: dict[str, str] = {}
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for part in key.parts:
-        seen[part.name] += 1
-        name = part.name if seen[part.name] == 1 else f"{part.name} ({seen[part.name]})"
+        counts[part.name] += 1
+        name = part.name if counts[part.name] == 1 else f"{part.name} ({counts[part.name]})"
         values[name] = part.value
     return values
 
@@ -249,12 +249,12 @@ def _compared(headers: Iterable[BlobHeader], key: Key, name: str) -> str:
         return "no entry is similar enough to compare"
     newest = max(best, key=lambda header: header.created)
     differences = explain(newest.key, key)
-    named = ", ".join(
+    parts = ", ".join(
         f"{difference.part} ({'; '.join(difference.words)})"
         for difference in differences[:_NAMED_PARTS]
     )
     more = len(differences) - _NAMED_PARTS
     return (
         f"the nearest entry, {newest.metadata.get('name', '')!r} ({newest.key.digest[:12]}), "
-        f"differs in {named}{f' and {more} more' if more > 0 else ''}"
+        f"differs in {parts}{f' and {more} more' if more > 0 else ''}"
     )

@@ -29,7 +29,7 @@ class Narrowing:
     # Whether scalars become narrow too. They cost no memory, and hyperparameters such as ``1 -
     # 0.999**step`` need their digits.
     scalars: bool
-    left: frozenset[str]  # the operations that are left as they are
+    excluded: frozenset[str]  # the operations that are left as they are
     # Whether operations that fold arrays with a function of scalars (sums, sorting, scattering)
     # become narrow, and not only what they take and give.
     folds: bool
@@ -59,9 +59,11 @@ _BITS: Final = {"bf16": (8, 7), "f32": (8, 23)}
 
 
 def _narrow_floats(name: str, elements: Mapping[str, str]) -> Narrowing:
-    left = {"stablehlo.cholesky", "stablehlo.reduce_precision", "stablehlo.triangular_solve"}
+    excluded = {"stablehlo.cholesky", "stablehlo.reduce_precision", "stablehlo.triangular_solve"}
     bits = {wide: _BITS[narrow] for wide, narrow in elements.items()}
-    return Narrowing(name, elements, scalars=False, left=_FOREIGN | left, folds=False, bits=bits)
+    return Narrowing(
+        name, elements, scalars=False, excluded=_FOREIGN | excluded, folds=False, bits=bits
+    )
 
 
 #: Setting -> what it asks for.
@@ -72,7 +74,7 @@ _ASKED_BY: Final = {
         "32-bit long",
         {"i64": "i32", "ui64": "ui32"},
         scalars=True,
-        left=_FOREIGN | {"chlo.mulhi", "stablehlo.count_leading_zeros", "stablehlo.popcnt"},
+        excluded=_FOREIGN | {"chlo.mulhi", "stablehlo.count_leading_zeros", "stablehlo.popcnt"},
         folds=True,
         limits={2**63 - 1: 2**31 - 1, -(2**63): -(2**31)},
     ),
@@ -85,24 +87,24 @@ def narrowings() -> tuple[Narrowing, ...]:
     """Return what the environment asks for now."""
     global _seen
     now = _texts.now()
-    seen, found = _seen
-    if now != seen:
-        found = tuple(one for name, one in _ASKED_BY.items() if settings.get(name))
-        _seen = now, found
-    return found
+    before, requested = _seen
+    if now != before:
+        requested = tuple(narrowing for name, narrowing in _ASKED_BY.items() if settings.get(name))
+        _seen = now, requested
+    return requested
 
 
 def names_of(narrowings: Iterable[Narrowing]) -> str:
     """Return what stands for them in a key: "" for none."""
-    return "".join(f" {one.name}" for one in narrowings)
+    return "".join(f" {narrowing.name}" for narrowing in narrowings)
 
 
 def narrowed(lowered: jax.stages.Lowered, narrowings: Iterable[Narrowing]) -> jax.stages.Lowered:
     """Let a lowered program compute in narrow types; its arguments and results stay as they are."""
     module = jaxapi.parse_module(jaxapi.bytecode(lowered))  # JAX knows its own one by identity
     with jaxapi.changing_module(module):
-        for one in narrowings:
-            _narrow_module(module, one)
+        for narrowing in narrowings:
+            _narrow_module(module, narrowing)
         module.operation.verify()
     return jaxapi.with_module(lowered, module)
 
@@ -121,14 +123,14 @@ _UNNUMBERED: Final = re.compile(r"_\d+$")
 
 def _narrow_module(module: Any, narrowing: Narrowing) -> None:
     functions = {
-        str(one.operation.attributes["sym_name"].value): one.operation
-        for one in module.body.operations
-        if one.operation.name == "func.func"
+        str(view.operation.attributes["sym_name"].value): view.operation
+        for view in module.body.operations
+        if view.operation.name == "func.func"
     }
-    kept = _keep_as_they_are(functions, narrowing)
+    unchanged = _keep_as_they_are(functions, narrowing)
     for name, function in functions.items():
-        if name not in kept:
-            _narrow_function(function, narrowing, kept, is_main=name == "main")
+        if name not in unchanged:
+            _narrow_function(function, narrowing, unchanged, is_main=name == "main")
 
 
 def _keep_as_they_are(functions: dict[str, Any], narrowing: Narrowing) -> frozenset[str]:
@@ -137,28 +139,28 @@ def _keep_as_they_are(functions: dict[str, Any], narrowing: Narrowing) -> frozen
     They are those of `jax.random`, and those inside of the program that look at the bits of what
     would have fewer of them. What others call as well is copied for them first.
     """
-    calls = {name: _callees(one) for name, one in functions.items()}
+    calls = {name: _callees(function) for name, function in functions.items()}
     roots = {
         name
         for name, function in functions.items()
         if _UNNUMBERED.sub("", name) in _random_names()
         or (name != "main" and _looks_at_bits(function, narrowing))
     }
-    called = _reachable(roots, calls)
-    shared = (called - roots) & _reachable({"main"}, calls, without=roots)
+    callees = _reachable(roots, calls)
+    shared = (callees - roots) & _reachable({"main"}, calls, without=roots)
     copies = {name: f"{name}_kept" for name in shared}
     for name, copy in copies.items():
         clone = functions[name].clone(jaxapi.after_operation(functions[name]))
         jaxapi.set_symbol(clone, "sym_name", copy)
         functions[copy] = clone.operation
-    kept = frozenset((called - shared) | set(copies.values()))
-    for name in kept:
+    unchanged = frozenset((callees - shared) | set(copies.values()))
+    for name in unchanged:
         for operation in jaxapi.operations_within(functions[name]):
             attribute = _CALLS.get(operation.name)
             if attribute is not None and operation.attributes[attribute].value in copies:
                 copy = copies[operation.attributes[attribute].value]
                 jaxapi.set_symbol(operation, attribute, copy)
-    return kept
+    return unchanged
 
 
 @functools.cache
@@ -176,23 +178,23 @@ def _callees(function: Any) -> set[str]:
 
 def _looks_at_bits(function: Any, narrowing: Narrowing) -> bool:
     return any(
-        jaxapi.element_of_type(one.type) in narrowing.elements
+        jaxapi.element_of_type(value.type) in narrowing.elements
         for operation in jaxapi.operations_within(function)
         if operation.name == "stablehlo.bitcast_convert"
-        for one in (*operation.operands, *operation.results)
+        for value in (*operation.operands, *operation.results)
     )
 
 
 def _reachable(
     roots: Iterable[str], calls: Mapping[str, set[str]], without: Iterable[str] = ()
 ) -> set[str]:
-    found = set(roots)
-    ahead = list(found)
+    reached = set(roots)
+    ahead = list(reached)
     while ahead:
-        new = calls.get(ahead.pop(), set()) - found - set(without)
-        found |= new
+        new = calls.get(ahead.pop(), set()) - reached - set(without)
+        reached |= new
         ahead += new
-    return found
+    return reached
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,10 @@ class _Step:
 
 
 def _narrow_function(
-    function: Any, narrowing: Narrowing, kept: frozenset[str], *, is_main: bool
+    function: Any, narrowing: Narrowing, unchanged: frozenset[str], *, is_main: bool
 ) -> None:
     # First of all what there is: the changes put conversions between.
-    steps = list(_steps(function, narrowing, kept))
+    steps = list(_steps(function, narrowing, unchanged))
     if is_main:
         for argument in function.regions[0].blocks[0].arguments:
             start = jaxapi.at_start_of_block(function.regions[0].blocks[0])
@@ -229,32 +231,34 @@ def _narrow_function(
             _put_between_conversions(step, narrowing)
 
 
-def _steps(operation: Any, narrowing: Narrowing, kept: frozenset[str]) -> Iterator[_Step]:
+def _steps(operation: Any, narrowing: Narrowing, unchanged: frozenset[str]) -> Iterator[_Step]:
     """Yield what is inside of an operation, but not what is inside of what is left as it is."""
     for region in operation.regions:
         for block in region.blocks:
             for view in block.operations:
                 inner = view.operation
-                is_narrow = _becomes_narrow(inner, narrowing, kept)
-                yield _Step(inner, tuple([one.type for one in inner.operands]), is_narrow)
+                is_narrow = _becomes_narrow(inner, narrowing, unchanged)
+                yield _Step(inner, tuple([operand.type for operand in inner.operands]), is_narrow)
                 if is_narrow:
-                    yield from _steps(inner, narrowing, kept)
+                    yield from _steps(inner, narrowing, unchanged)
 
 
-def _becomes_narrow(operation: Any, narrowing: Narrowing, kept: frozenset[str]) -> bool:
+def _becomes_narrow(operation: Any, narrowing: Narrowing, unchanged: frozenset[str]) -> bool:
     if operation.name in _CALLS:
-        return operation.attributes[_CALLS[operation.name]].value not in kept
+        return operation.attributes[_CALLS[operation.name]].value not in unchanged
     if operation.name in _HANDING_ON:
         return True
-    if operation.name in narrowing.left or "algorithm" in operation.attributes:
+    if operation.name in narrowing.excluded or "algorithm" in operation.attributes:
         return False
     if len(operation.regions) and not narrowing.folds:
         return False
-    kinds = [one.type for one in (*operation.operands, *operation.results)]
+    kinds = [value.type for value in (*operation.operands, *operation.results)]
     elements = [jaxapi.element_of_type(kind) or "" for kind in kinds]
     if any(element.startswith("complex") for element in elements):
         return False
-    wide = [kind for kind, one in zip(kinds, elements, strict=True) if one in narrowing.elements]
+    wide = [
+        kind for kind, element in zip(kinds, elements, strict=True) if element in narrowing.elements
+    ]
     return all(narrowing.of(kind) != kind for kind in wide)
 
 

@@ -64,8 +64,8 @@ class Executable:
 
 @functools.lru_cache(maxsize=8)
 def _artifacts(executable: Executable) -> ModuleArtifacts:
-    found = artifacts_of(executable.lowered(), executable.call)
-    return replace(found, trace_error=executable.trace_error)
+    artifacts = artifacts_of(executable.lowered(), executable.call)
+    return replace(artifacts, trace_error=executable.trace_error)
 
 
 def artifacts_of(lowered: jax.stages.Lowered, compiled: Any) -> ModuleArtifacts:

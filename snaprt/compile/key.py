@@ -47,7 +47,7 @@ class Subject:
 
     Attributes:
         kind_of_key: Which rows of `PARTS` its key has.
-        what: The digest of the module or program, or the path of a script.
+        identity: The digest of the module or program, or the path of a script.
         folder: The cache's folder, where digests of large files are remembered.
         devices: Where it will run, in the order of its partitions.
         kind: The form in which it is stored.
@@ -59,7 +59,7 @@ class Subject:
     """
 
     kind_of_key: str
-    what: str
+    identity: str
     folder: Path
     devices: Sequence[jaxapi.Device] = ()
     kind: str = ""
@@ -133,9 +133,9 @@ def _libraries(folder: Path) -> tuple[KeyPart, ...]:
 def _plugins() -> list[tuple[str, str]]:
     """Return the installed distributions that register a PJRT plugin, with their versions."""
     points = metadata.entry_points(group="jax_plugins")
-    found = {p.dist.name: p.dist.version for p in points if p.dist is not None}
-    found.pop("snaprt", None)  # `snaprt.autoload`: no device of its own
-    return sorted(found.items())
+    versions = {p.dist.name: p.dist.version for p in points if p.dist is not None}
+    versions.pop("snaprt", None)  # `snaprt.autoload`: no device of its own
+    return sorted(versions.items())
 
 
 _Value = str | Sequence[KeyPart] | None
@@ -144,10 +144,10 @@ _Value = str | Sequence[KeyPart] | None
 #: keys that have it, and its value. ``None`` leaves it out, and a row may stand for several parts.
 #: Values are compared as texts; what a difference means, `snaprt_cache.why` says.
 PARTS: Final[Sequence[tuple[str, Sequence[str], Callable[[Subject], _Value]]]] = (
-    ("start of", (START,), lambda s: s.what),
-    ("first calls of", (FIRST_CALLS,), lambda s: s.what),
-    ("module", (MODULE, JIT, TOPOLOGY), lambda s: s.what),
-    ("program", (PROGRAM,), lambda s: s.what),
+    ("start of", (START,), lambda s: s.identity),
+    ("first calls of", (FIRST_CALLS,), lambda s: s.identity),
+    ("module", (MODULE, JIT, TOPOLOGY), lambda s: s.identity),
+    ("program", (PROGRAM,), lambda s: s.identity),
     ("signature", (MODULE,), lambda s: _digest(s.signature.encode()) if s.signature else None),
     ("kind", _EXECUTABLES, lambda s: s.kind),
     ("options", _HERE, lambda s: repr(sorted(s.options.items()))),

@@ -66,10 +66,10 @@ class _Variants:
         are large; else what an executable takes and should not is copied. If it must be
         ``exactly`` so, nothing is copied.
         """
-        found = self.by_donated.get(program.donated)
-        if found is not None or self.latest is None or exactly:
+        executable = self.by_donated.get(program.donated)
+        if executable is not None or self.latest is None or exactly:
             self.missed = 0
-            return found
+            return executable
         if differs_little(program, self.latest.donated):
             return self.latest
         self.missed += 1
@@ -148,8 +148,9 @@ def executable_for(
 def forget_programs(signatures: Set[int]) -> None:
     """Let go of the executables of programs that have operations of these signatures."""
     with _lock:
-        for key in [one for one in _families if not signatures.isdisjoint(one[3].operations)]:
-            del _families[key]
+        for key in list(_families):
+            if not signatures.isdisjoint(key[3].operations):
+                del _families[key]
 
 
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:

@@ -36,8 +36,8 @@ def flag_of(results: Sequence[Any]) -> jax.Array:
     """Return a bool scalar: whether one of the arrays has a NaN or an infinity; to be traced."""
     # The barrier keeps XLA from computing a result a second time inside the test, and so from
     # computing it in another way: what is tested is what is handed out.
-    inexact = [one for one in results if jnp.issubdtype(one.dtype, jnp.inexact)]
-    tested = [_is_finite(one) for one in jax.lax.optimization_barrier(inexact)]
+    inexact = [result for result in results if jnp.issubdtype(result.dtype, jnp.inexact)]
+    tested = [_is_finite(array) for array in jax.lax.optimization_barrier(inexact)]
     return ~functools.reduce(jnp.logical_and, tested, jnp.ones((), jnp.bool_))
 
 
@@ -76,7 +76,7 @@ def lowering(
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     placement, donated = program.placement, program.donated
     shardings = [*program.shardings(), *([None] if is_watched else ())]
-    asked = narrowings()
+    requested = narrowings()
     stacks = jaxapi.whole_stacks if settings.get("XLA_HLO_DEBUG") else nullcontext
 
     def lower() -> jax.stages.Lowered:
@@ -88,7 +88,7 @@ def lowering(
             metrics.timed("LowerTime"),
         ):
             lowered = jaxapi.lower(function, shapes, donated, shardings)
-            return narrowed(lowered, asked) if asked else lowered
+            return narrowed(lowered, requested) if requested else lowered
 
     return lower
 
@@ -113,7 +113,7 @@ def refused(program: Program, error: BaseException) -> Sequence[Node]:
     for position, node in enumerate(program.nodes):
         avals = tuple([_aval(program, origin, index) for origin, index in program.wiring[position]])
         by_kind.setdefault((node.operation.signature, avals), []).append(node)
-    found: list[Node] = []
+    failing: list[Node] = []
     foreign: list[tuple[jax.stages.Lowered, list[Node]]] = []
     with placed(program.placement), jaxapi.without_compilation_cache():
         for (_, avals), nodes in by_kind.items():
@@ -122,16 +122,16 @@ def refused(program: Program, error: BaseException) -> Sequence[Node]:
             except Exception as alone:
                 # Alone, an operation may lack what its neighbors say of its sharding.
                 if str(alone) == str(error):
-                    found += nodes
+                    failing += nodes
                 continue
             if b"custom_call" in jaxapi.stablehlo_without_locations(lowered):
                 foreign.append((lowered, nodes))
-        for lowered, nodes in () if found else foreign:
+        for lowered, nodes in () if failing else foreign:
             try:
                 lowered.compile()
             except Exception:
-                found += nodes
-    return found or program.nodes
+                failing += nodes
+    return failing or program.nodes
 
 
 def _aval(program: Program, origin: int, index: int) -> Any:

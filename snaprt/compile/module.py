@@ -55,8 +55,8 @@ class LoadedModule:
         """For each result and device, which part of the whole the device holds."""
         return [
             [
-                _normal(jaxapi.places_of_sharding(sharding, shape)[one], shape)
-                for one in self.devices
+                _normal(jaxapi.places_of_sharding(sharding, shape)[device], shape)
+                for device in self.devices
             ]
             for sharding, (shape, _) in zip(self._shardings[1], self.results, strict=True)
         ]
@@ -95,7 +95,7 @@ class LoadedModule:
                 if len(self.devices) == 1:
                     arrays = [jax.device_put(array, self.device) for array in inputs]
                 else:
-                    arrays = [self._spread(number, one) for number, one in enumerate(inputs)]
+                    arrays = [self._spread(number, value) for number, value in enumerate(inputs)]
                 results = jaxapi.run_module(self.executable, arrays)
                 # NumPy alone ends the process where an execution out of memory left nothing.
                 return [
@@ -112,7 +112,7 @@ class LoadedModule:
         if isinstance(value, np.ndarray):
             places = jaxapi.places_of_sharding(sharding, shape)
             value = [value[places[device]] for device in self.devices]
-        parts = [jax.device_put(one, at) for one, at in zip(value, self.devices, strict=True)]
+        parts = [jax.device_put(part, at) for part, at in zip(value, self.devices, strict=True)]
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
@@ -204,7 +204,7 @@ def compile_partitioned(
 
 
 def _normal(index: Sequence[slice], shape: Sequence[int]) -> Index:
-    return tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+    return tuple(span.indices(size)[:2] for span, size in zip(index, shape, strict=True))
 
 
 class _Program(Protocol):

@@ -66,8 +66,8 @@ class Request(Generic[T]):
 
     def subject(self, folder: Path) -> Subject:
         """Return what its key identifies, of the cache in a folder."""
-        what, devices = self.digest(), self.devices
-        return Subject(self.kind_of_key, what, folder, devices, self.kind, **self.identity())
+        digest, devices = self.digest(), self.devices
+        return Subject(self.kind_of_key, digest, folder, devices, self.kind, **self.identity())
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def _store(cache: Cache, key: Key, request: Request[T], executable: T, seconds: 
         metrics.counter_add("PersistentCacheUncacheable")
         _log.info("cannot store an executable: %s", error)
         return False
-    told = metadata(request.name, request.kind, seconds, request.devices, request.calls)
-    return cache.put(key, payload, {**told, "summary": summarize(request.module)})
+    fields = metadata(request.name, request.kind, seconds, request.devices, request.calls)
+    return cache.put(key, payload, {**fields, "summary": summarize(request.module)})
 
 
 class Turn:
@@ -164,13 +164,13 @@ class Turn:
 
         It asks again where another process or thread has made the entry meanwhile.
         """
-        found = ask()
-        if found is None:
+        cached = ask()
+        if cached is None:
             is_stored = functools.partial(self._cache.offers, self.key.digest)
             role, self._lock = self._flight.join(self.key.digest, is_stored)
             if not role.leader and is_stored():
-                found = ask()
-        return found
+                cached = ask()
+        return cached
 
     def end(self, *, in_vain: bool) -> None:
         """Let the others go on; ``in_vain`` where they will find nothing, and need not wait."""
@@ -193,19 +193,19 @@ def once(
         make: Makes it, and says whether it was stored.
     """
     turn = Turn(cache, key)
-    found = turn.take(ask)
-    if found is not None:
-        return found
+    cached = turn.take(ask)
+    if cached is not None:
+        return cached
     in_vain = True
     try:
-        made, is_stored = make()
+        result, is_stored = make()
         in_vain = not is_stored
     except BaseException as error:
         in_vain = isinstance(error, Exception)  # Ctrl-C says nothing about the program
         raise
     finally:
         turn.end(in_vain=in_vain)
-    return made
+    return result
 
 
 def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T]) -> T | None:

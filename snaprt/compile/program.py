@@ -73,9 +73,9 @@ def compile_program(
     try:
         with times.measured() as stopwatch:
             if folder is not None:
-                found, is_watched = _collect(program, promoted, folder), False
+                prepared, is_watched = _collect(program, promoted, folder), False
             else:
-                found, program = _find(program, promoted, overrides, is_watched)
+                prepared, program = _find(program, promoted, overrides, is_watched)
     except (CacheError, UsageError):
         raise
     except Exception as error:
@@ -88,18 +88,18 @@ def compile_program(
     spent = times.prepared(
         times.LAZY,
         GRAPH_NAME,
-        found.graph_id,
+        prepared.graph_id,
         stopwatch,
         operations=size,
         compiled=times.COMPILE in stopwatch.nanoseconds,
-        loaded=found.from_cache,
+        loaded=prepared.from_cache,
     )
     is_collected = folder is not None
-    how = "collected" if is_collected else "from the cache" if found.from_cache else "compiled"
+    how = "collected" if is_collected else "from the cache" if prepared.from_cache else "compiled"
     seconds = time.perf_counter() - started
-    _log.info("graph %s of %d operations: %s in %.3f s", found.graph_id, size, how, seconds)
+    _log.info("graph %s of %d operations: %s in %.3f s", prepared.graph_id, size, how, seconds)
     executable = _executable(
-        found, spent, program, promoted, is_collected=is_collected, flag=is_watched
+        prepared, spent, program, promoted, is_collected=is_collected, flag=is_watched
     )
     return replace(executable, is_pure=not any(node.effects for node in program.nodes))
 
@@ -113,32 +113,32 @@ def uncompiled_program(
         Exception: It cannot be lowered either.
     """
     with placed(program.placement):
-        found = _only_lowered(lowering(program, promoted, is_watched)())
-    return _executable(found, times.ProgramTimes(), program, promoted, flag=is_watched)
+        prepared = _only_lowered(lowering(program, promoted, is_watched)())
+    return _executable(prepared, times.ProgramTimes(), program, promoted, flag=is_watched)
 
 
 def unfinished_program(program: Program | None, trace_error: Any) -> Executable:
     """Lower what was recorded before an error ended the recording, to show its operations."""
     if program is None:
         with jaxapi.evaluating():
-            found = _only_lowered(jaxapi.lower(list, ()))
+            prepared = _only_lowered(jaxapi.lower(list, ()))
     else:
-        found = _only_lowered(lowering(program, frozenset())())
-    executable = _executable(found, times.ProgramTimes(), program, frozenset())
+        prepared = _only_lowered(lowering(program, frozenset())())
+    executable = _executable(prepared, times.ProgramTimes(), program, frozenset())
     return replace(executable, name=f"{GRAPH_NAME}.error", trace_error=trace_error)
 
 
-def _only_lowered(lowered: jax.stages.Lowered) -> _Found:
+def _only_lowered(lowered: jax.stages.Lowered) -> _Prepared:
     graph_id = module_digest(jaxapi.stablehlo_without_locations(lowered))[:16]
 
     def call(*arguments: jax.Array) -> Sequence[jax.Array]:
         raise CompileError(f"the graph {GRAPH_NAME}.{graph_id} could not be compiled")
 
-    return _Found(call, graph_id, jaxapi.devices_of_lowered(lowered), False, lambda: lowered)
+    return _Prepared(call, graph_id, jaxapi.devices_of_lowered(lowered), False, lambda: lowered)
 
 
 def _executable(
-    found: _Found,
+    prepared: _Prepared,
     spent: times.ProgramTimes,
     program: Program | None,
     promoted: frozenset[int],
@@ -149,15 +149,15 @@ def _executable(
     names = [f"out{number}" for number in range(0 if program is None else len(program.outputs))]
     return Executable(
         name=GRAPH_NAME,
-        graph_id=found.graph_id,
+        graph_id=prepared.graph_id,
         number=new_number(),
-        devices=found.devices,
+        devices=prepared.devices,
         input_names=() if program is None else program.input_names(promoted),
         output_names=(*names, FLAG_NAME) if flag else tuple(names),
         donated=() if program is None else program.donated,
-        from_cache=found.from_cache,
-        call=found.compiled,
-        lowered=found.lowered,
+        from_cache=prepared.from_cache,
+        call=prepared.compiled,
+        lowered=prepared.lowered,
         is_collected=is_collected,
         is_watched=flag,
         times=spent,
@@ -165,7 +165,7 @@ def _executable(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Prepared:
     """An executable, with what is known of it."""
 
     compiled: Callable[..., Sequence[jax.Array]]
@@ -175,19 +175,19 @@ class _Found:
     lowered: Callable[[], jax.stages.Lowered]
 
 
-def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found:
+def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Prepared:
     """Write the program into ``folder`` instead of compiling it."""
     lower = lowering(program, promoted)
     with placed(program.placement):
         lowered = lower()
         zeros, graph_id = collect_program(program, promoted, lowered, folder)
         devices = jaxapi.devices_of_lowered(lowered)
-    return _Found(zeros, graph_id, devices, False, lambda: lowered)
+    return _Prepared(zeros, graph_id, devices, False, lambda: lowered)
 
 
 def _find(
     program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
-) -> tuple[_Found, Program]:
+) -> tuple[_Prepared, Program]:
     """Find the executable by the program's digest, else by its module, else compile it.
 
     Of the processes that want one program at the same time, one lowers and compiles it: the others
@@ -203,12 +203,12 @@ def _find(
     with times.stage(times.KEY):
         key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
 
-    def by_note() -> tuple[_Found, Program] | None:
+    def by_note() -> tuple[_Prepared, Program] | None:
         assert cache is not None
         assert key_of_note is not None
-        found = _load_noted(cache, key_of_note, program, lower, arguments, results)
-        if found is not None or not program.donatable:
-            return None if found is None else (found, program)
+        prepared = _load_noted(cache, key_of_note, program, lower, arguments, results)
+        if prepared is not None or not program.donatable:
+            return None if prepared is None else (prepared, program)
         with times.stage(times.KEY):
             key = note_key(replace(program, donated=ANY_DONATION), promoted, is_watched, cache)
         note = None if key is None else read_note_of(cache, key, program, arguments, results)
@@ -219,10 +219,10 @@ def _find(
         lower_other = lowering(other, promoted, is_watched)
         if key is None:
             return None
-        found = _load_noted(cache, key, other, lower_other, arguments, results)
-        return None if found is None else (found, other)
+        prepared = _load_noted(cache, key, other, lower_other, arguments, results)
+        return None if prepared is None else (prepared, other)
 
-    def by_module() -> tuple[tuple[_Found, Program], bool]:
+    def by_module() -> tuple[tuple[_Prepared, Program], bool]:
         lowered = lower()
         with times.stage(times.KEY):
             stablehlo = jaxapi.stablehlo_without_locations(lowered)
@@ -239,8 +239,10 @@ def _find(
             of_any = replace(program, donated=ANY_DONATION)
             if program.donatable and (key := note_key(of_any, promoted, is_watched, cache)):
                 write_note(cache, key, replace(note, donated=program.donated), GRAPH_NAME)
-        found = _Found(obtained.loaded, graph_id, devices, obtained.from_cache, lambda: lowered)
-        return (found, program), is_noted
+        prepared = _Prepared(
+            obtained.loaded, graph_id, devices, obtained.from_cache, lambda: lowered
+        )
+        return (prepared, program), is_noted
 
     with placed(program.placement):
         if cache is None or key_of_note is None:
@@ -256,11 +258,11 @@ def _load_noted(
     lower: Callable[[], jax.stages.Lowered],
     arguments: int,
     results: int,
-) -> _Found | None:
+) -> _Prepared | None:
     ready = prefetch.take(key)
     if ready is not None and ready.note and fits(ready.note, program, arguments, results):
         metrics.counter_add("LoweringSkipped")
-        return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
+        return _Prepared(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
     note = read_note_of(cache, key, program, arguments, results)
     entry = None
     if note is not None:
@@ -268,16 +270,16 @@ def _load_noted(
     if note is None or entry is None:
         return None
 
-    def load(payload: bytes) -> _Found:
+    def load(payload: bytes) -> _Prepared:
         devices = devices_by_id(note.device_ids, devices_of_placement(program.placement)[0])
         compiled = jaxapi.load_compiled(payload, note.arguments, note.results, devices)
-        return _Found(compiled, note.graph_id, devices, True, lower)
+        return _Prepared(compiled, note.graph_id, devices, True, lower)
 
-    found = load_entry(cache, note.executable, entry, load)
-    if found is not None:
+    prepared = load_entry(cache, note.executable, entry, load)
+    if prepared is not None:
         cache.count_hit(entry)
         metrics.counter_add("LoweringSkipped")
-    return found
+    return prepared
 
 
 def _request(

@@ -62,8 +62,8 @@ def _shorten(text: str, share: float) -> str:
     lines = text.splitlines()
     table = [line for line in lines if line.startswith("#loc")]
     body = [line for line in lines if not line.startswith("#loc")]
-    kept = body[: int(len(body) * share)]
-    used = {word for line in kept for word in _locations(line)}
+    head = body[: int(len(body) * share)]
+    used = {word for line in head for word in _locations(line)}
     by_name = {line.partition(" = ")[0]: line for line in table}
     # A location stands on others: all that the kept lines lead to.
     waiting = list(used)
@@ -71,7 +71,7 @@ def _shorten(text: str, share: float) -> str:
         more = _locations(by_name.get(waiting.pop(), "").partition(" = ")[2])
         waiting += [name for name in more if name not in used]
         used.update(more)
-    return "\n".join([*kept, "// cut", *(line for n, line in by_name.items() if n in used)])
+    return "\n".join([*head, "// cut", *(line for n, line in by_name.items() if n in used)])
 
 
 def _locations(line: str) -> list[str]:
@@ -223,19 +223,19 @@ def _attributes(header: str) -> Iterator[tuple[str, str]]:
 
     An argument is called by its name, a result by its number.
     """
-    function = found[1] if (found := _SYMBOL.search(header)) else ""
+    function = symbol[1] if (symbol := _SYMBOL.search(header)) else ""
     place, results = function, 0
-    for found in _PIECE.finditer(header):
-        if found["argument"]:
-            place = f"{function} %{found['argument']}"
-        elif found["arrow"]:
+    for piece in _PIECE.finditer(header):
+        if piece["argument"]:
+            place = f"{function} %{piece['argument']}"
+        elif piece["arrow"]:
             place, results = f"{function} result 0", 0
-        elif found["comma"] and " result " in place:
+        elif piece["comma"] and " result " in place:
             results += 1
             place = f"{function} result {results}"
-        elif found["attributes"]:
-            for one in _ATTRIBUTE.finditer(found["attributes"][1:-1]):
-                name, _, value = one[0].strip().partition(" = ")
+        elif piece["attributes"]:
+            for attribute in _ATTRIBUTE.finditer(piece["attributes"][1:-1]):
+                name, _, value = attribute[0].strip().partition(" = ")
                 yield f"{place} {name}", value or "set"
 
 
@@ -247,25 +247,25 @@ def _definitions(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _split_results(line: str) -> tuple[list[str], str]:
-    found = _RESULT.match(line)
-    if found is None:
+    match = _RESULT.match(line)
+    if match is None:
         return [], line
-    results = [result.partition(":")[0] for result in found[1].split(", ")]
-    return results, line[found.end() :]
+    results = [result.partition(":")[0] for result in match[1].split(", ")]
+    return results, line[match.end() :]
 
 
-def _label(made_by: dict[str, str], found: re.Match[str]) -> str:
-    name, mark, number = found[0].partition("#")
-    known = made_by.get(name)
-    if known is None:
+def _label(made_by: dict[str, str], match: re.Match[str]) -> str:
+    name, mark, number = match[0].partition("#")
+    label = made_by.get(name)
+    if label is None:
         # An argument, or what a loop hands on: MLIR tells equal names apart by a number.
         return f"{re.sub(r'_[0-9]+$', '', name)}{mark}{number}"
-    return f"{known}{mark}{number}"
+    return f"{label}{mark}{number}"
 
 
 def _name(text: str) -> str:
-    found = _NAME.match(text)
-    return found[1].rpartition(".")[2] if found else "value"
+    match = _NAME.match(text)
+    return match[1].rpartition(".")[2] if match else "value"
 
 
 def _source(reference: str, locations: dict[str, str]) -> str:
@@ -285,8 +285,8 @@ def _frames(reference: str, locations: dict[str, str]) -> Iterator[str]:
         definition = locations.get(at, "")
         if call := _CALL.match(definition):
             waiting += [(call[2], ""), (call[1], function)]
-        elif named := _NAMED.match(definition):
-            waiting.append((named[2], named[1]))
+        elif match := _NAMED.match(definition):
+            waiting.append((match[2], match[1]))
         elif file := _FILE.match(definition):
             inside = f" in {function}" if function and function != "<module>" else ""
             yield f"{file[1]}:{file[2]}{inside}"
@@ -338,7 +338,7 @@ def difference_lines(before: str, after: str, first: str, second: str) -> Iterat
 def _differences(
     before: Sequence[SummarizedOperation], after: Sequence[SummarizedOperation]
 ) -> Iterator[OperationDifference]:
-    old, new = [one.text for one in before], [one.text for one in after]
+    old, new = [operation.text for operation in before], [operation.text for operation in after]
     start = _common(old, new)
     end = _common(old[start:][::-1], new[start:][::-1])
     old_middle, new_middle = old[start : len(old) - end], new[start : len(new) - end]
@@ -357,25 +357,31 @@ def _differences(
             continue
         for offset in range(max(old_to - old_from, new_to - new_from)):
             old_at, new_at = start + old_from + offset, start + new_from + offset
-            one = before[old_at] if offset < old_to - old_from else nothing
-            other = after[new_at] if offset < new_to - new_from else nothing
-            if one.text != other.text:
-                yield _place(new_at, one, other)
+            old_operation = before[old_at] if offset < old_to - old_from else nothing
+            new_operation = after[new_at] if offset < new_to - new_from else nothing
+            if old_operation.text != new_operation.text:
+                yield _place(new_at, old_operation, new_operation)
 
 
 def _common(old: Sequence[str], new: Sequence[str]) -> int:
     """Return how many first lines are the same."""
     pairs = enumerate(zip(old, new, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
+    return next(
+        (at for at, (old_line, new_line) in pairs if old_line != new_line), min(len(old), len(new))
+    )
 
 
 def _wiring(
     before: Sequence[SummarizedOperation], after: Sequence[SummarizedOperation]
 ) -> Iterator[OperationDifference]:
-    for at, (one, other) in enumerate(zip(before, after, strict=True)):
-        if one.numbered != other.numbered:
+    for at, (old_operation, new_operation) in enumerate(zip(before, after, strict=True)):
+        if old_operation.numbered != new_operation.numbered:
             yield OperationDifference(
-                at + 1, one.numbered, other.numbered, one.source, other.source
+                at + 1,
+                old_operation.numbered,
+                new_operation.numbered,
+                old_operation.source,
+                new_operation.source,
             )
 
 
@@ -420,9 +426,9 @@ class Profile:
 
 def profile(text: str) -> Profile:
     """Return the profile of the program in the text of a summary."""
-    found = _ANY_OPERATION.findall(text)
-    lines = Counter(hash((name, _VALUE.sub("", rest))) for name, rest in found)
-    return Profile(tuple(name for name, _ in found), lines)
+    matches = _ANY_OPERATION.findall(text)
+    lines = Counter(hash((name, _VALUE.sub("", rest))) for name, rest in matches)
+    return Profile(tuple(name for name, _ in matches), lines)
 
 
 _ANY_OPERATION: Final = re.compile(

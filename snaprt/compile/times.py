@@ -143,21 +143,23 @@ def prepared(
     """Add what it took to make a program's executable, and return all that is known of it."""
     global _forgotten
     with _lock:
-        found = _programs.get((kind, graph_id))
-        if found is None:
-            found = _programs[kind, graph_id] = ProgramTimes(graph_id, name, kind, operations)
+        record = _programs.get((kind, graph_id))
+        if record is None:
+            record = _programs[kind, graph_id] = ProgramTimes(graph_id, name, kind, operations)
             if len(_programs) > MAX_PROGRAMS:
                 _programs.popitem(last=False)
                 _forgotten += 1
-        found.compiled += compiled
-        found.loaded += loaded
+        record.compiled += compiled
+        record.loaded += loaded
         for stage_name, nanoseconds in stopwatch.nanoseconds.items():
-            found.nanoseconds[stage_name] = found.nanoseconds.get(stage_name, 0) + nanoseconds
-        return found
+            record.nanoseconds[stage_name] = record.nanoseconds.get(stage_name, 0) + nanoseconds
+        return record
 
 
 def programs() -> tuple[list[ProgramTimes], int]:
     """Return copies of what is known of each program, oldest first, and how many are forgotten."""
     with _lock:
-        known = [replace(one, nanoseconds=dict(one.nanoseconds)) for one in _programs.values()]
-        return known, _forgotten
+        records = [
+            replace(record, nanoseconds=dict(record.nanoseconds)) for record in _programs.values()
+        ]
+        return records, _forgotten

@@ -59,10 +59,10 @@ def proof_of(executable: Any) -> Proof:
 
 def _elements_left_out(text: str) -> int:
     """Return how many elements the constants have that the text does not show."""
-    shapes = [found.split(",") for found in _LEFT_OUT.findall(text)]
+    shapes = [dimensions.split(",") for dimensions in _LEFT_OUT.findall(text)]
     return sum(math.prod(int(size) for size in shape) for shape in shapes)
 
 
 def _aliases(header: str) -> tuple[str, ...]:
-    _, _, told = header.partition("input_output_alias=")
-    return tuple(f"{result or 0} <- {parameter}" for result, parameter in _ALIAS.findall(told))
+    _, _, aliases = header.partition("input_output_alias=")
+    return tuple(f"{result or 0} <- {parameter}" for result, parameter in _ALIAS.findall(aliases))

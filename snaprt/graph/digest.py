@@ -101,19 +101,19 @@ def node_digest(node: Node) -> bytes:
     Raises:
         Unstable: It has no digest that another process could rely on.
     """
-    known = node.operation.stable_digest
-    if known is None:
+    outcome = node.operation.stable_digest
+    if outcome is None:
         content = bytearray()
         try:
             _encode_operation(node.primitive, node.params, content)
             _encode(node.context, content)
-            known = blake3(bytes(content)).digest()
+            outcome = blake3(bytes(content)).digest()
         except Unstable as reason:
-            known = reason
-        node.operation.stable_digest = known
-    if isinstance(known, Exception):
-        raise known
-    return known
+            outcome = reason
+        node.operation.stable_digest = outcome
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _encode_operation(primitive: Any, params: dict[str, Any], out: bytearray) -> None:

@@ -118,13 +118,13 @@ def operation(primitive: Any, params: dict[str, Any], context: Any) -> Operation
     if jaxpr is None or getattr(jaxpr, "consts", None):  # constants may be large: not held here
         return _by_value(primitive, params, context)
     key = (primitive, context, tuple(params), tuple(map(id, params.values())))
-    known = _by_identity.get(key)
-    if known is None:
+    cached = _by_identity.get(key)
+    if cached is None:
         if len(_by_identity) >= _MAX_BY_IDENTITY:
             _by_identity.clear()
-        known = (tuple(params.values()), _by_value(primitive, params, context))
-        _by_identity[key] = known
-    return known[1]
+        cached = (tuple(params.values()), _by_value(primitive, params, context))
+        _by_identity[key] = cached
+    return cached[1]
 
 
 # By primitive, the parameters that say how to transform an operation, and nothing of what it
@@ -150,10 +150,10 @@ def computing_params(primitive: Any, params: dict[str, Any]) -> Collection[tuple
 def _by_value(primitive: Any, params: dict[str, Any], context: Any) -> Operation:
     of_params = [(name, _parameter_key(v)) for name, v in computing_params(primitive, params)]
     key = (primitive, context, tuple(of_params))
-    known = _operations.get(key)
-    if known is None:
-        known = _operations[key] = Operation(params)
-    return known
+    cached = _operations.get(key)
+    if cached is None:
+        cached = _operations[key] = Operation(params)
+    return cached
 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -221,9 +221,9 @@ def _jaxpr_key(jaxpr: Any) -> Any:
     return ("jaxpr", token)
 
 
-def is_same_program(one: Any, other: Any) -> bool:
+def is_same_program(jaxpr: Any, other: Any) -> bool:
     """Return whether two jaxprs have the same operations and constants of equal values."""
-    return _key_by_values(one) == _key_by_values(other)
+    return _key_by_values(jaxpr) == _key_by_values(other)
 
 
 def _key_by_values(value: Any) -> Any:
@@ -259,8 +259,8 @@ def _jaxpr_structure(
         return tuple([(variable(v), v.aval) for v in variables])
 
     def parameters(equation: Any) -> Any:
-        named = computing_params(equation.primitive, equation.params)
-        return tuple([(name, parameter_key(value)) for name, value in named])
+        params = computing_params(equation.primitive, equation.params)
+        return tuple([(name, parameter_key(value)) for name, value in params])
 
     inputs = binders([*jaxpr.constvars, *jaxpr.invars])
     equations = tuple(

@@ -37,14 +37,14 @@ def literal(value: Any) -> Literal:
     """Return the literal of a host scalar: the same object for the same scalar, mostly."""
     aval, bits = jaxapi.typeof(value), jaxapi.literal_bytes(value)
     key = (type(value), aval, bits)
-    found = _literals.get(key)
-    if found is None:
+    cached = _literals.get(key)
+    if cached is None:
         if len(_literals) >= _MAX_LITERALS:
             _literals.clear()
         # A 0-dimensional numpy array can be written to later.
-        kept = jaxapi.own(value) if isinstance(value, np.ndarray) else value
-        found = _literals[key] = Literal(kept, aval, bits)
-    return found
+        owned = jaxapi.own(value) if isinstance(value, np.ndarray) else value
+        cached = _literals[key] = Literal(owned, aval, bits)
+    return cached
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +125,9 @@ class Program:
     def shardings(self) -> list[jax.sharding.Sharding | None]:
         """Return the sharding of each output that its operation names, ``None`` of all others."""
         named = [(self.nodes[position].operation.named, i) for position, i in self.outputs]
-        return [one.results[index] if one.results else None for one, index in named]
+        return [
+            shardings.results[index] if shardings.results else None for shardings, index in named
+        ]
 
     def as_function(self, promoted: frozenset[int]) -> Callable[..., list[Any]]:
         """Return the function that computes the outputs from the inputs and promoted literals.
@@ -158,8 +160,8 @@ class Program:
         names: dict[tuple[int, int], str] = {}
         for node, wires in zip(self.nodes, self.wiring, strict=True):
             if jaxapi.is_call_of_users_jit(node.primitive, node.params):
-                given = jaxapi.argument_names(node.params, len(wires))
-                for name, wire in zip(given, wires, strict=True):
+                parameter_names = jaxapi.argument_names(node.params, len(wires))
+                for name, wire in zip(parameter_names, wires, strict=True):
                     names.setdefault(wire, name)
         return tuple([names.get(wire, f"arg{n}") for n, wire in enumerate(arguments)])
 

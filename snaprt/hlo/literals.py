@@ -71,10 +71,15 @@ def element_type_of(shape: XlaMessage) -> ElementType:
     row = ELEMENT_TYPES.get(shape.element_type)
     if row is None or row.dtype is None:
         number = shape.element_type
-        what, hint = _NO_ARRAYS.get(number, (f"number {number}", _NEWER_XLA))
+        type_name, hint = _NO_ARRAYS.get(number, (f"number {number}", _NEWER_XLA))
         if row is not None:
-            what, hint = row.name, "A newer ml_dtypes may support it: pip install -U ml_dtypes."
-        raise SnapshotError(f"its XLA element type, {what}, has no NumPy equivalent.", hint=hint)
+            type_name, hint = (
+                row.name,
+                "A newer ml_dtypes may support it: pip install -U ml_dtypes.",
+            )
+        raise SnapshotError(
+            f"its XLA element type, {type_name}, has no NumPy equivalent.", hint=hint
+        )
     return row
 
 

@@ -162,8 +162,8 @@ def when_job_is_joined(call: Callable[[], object]) -> None:
     original = _distributed.State.initialize
 
     @functools.wraps(original)
-    def initialize(*arguments: Any, **named: Any) -> None:
-        original(*arguments, **named)
+    def initialize(*arguments: Any, **kwargs: Any) -> None:
+        original(*arguments, **kwargs)
         call()
 
     _distributed.State.initialize = initialize  # type: ignore[method-assign]
@@ -258,5 +258,5 @@ def register_torchrun() -> None:
                 return None
             return int(os.environ.get("LOCAL_RANK", "0"))
 
-    known = ClusterEnv._cluster_types
-    known.insert(0, known.pop(known.index(Torchrun)))
+    cluster_types = ClusterEnv._cluster_types
+    cluster_types.insert(0, cluster_types.pop(cluster_types.index(Torchrun)))

@@ -96,8 +96,8 @@ def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
         code = frame.f_code
         if _source_info.is_user_filename(code.co_filename):
             local, outer = dict(frame.f_locals), frame.f_globals
-            named = {name: outer[name] for name in code.co_names if name in outer}
-            yield code.co_filename, {**named, **local}
+            module_variables = {name: outer[name] for name in code.co_names if name in outer}
+            yield code.co_filename, {**module_variables, **local}
 
 
 def user_stack(error: BaseException) -> tuple[str, ...]:
@@ -200,16 +200,16 @@ _watch_errors_lock = threading.Lock()
 _watched_errors: list[Callable[[BaseException], None]] = []
 
 
-def watch_errors(seen: Callable[[BaseException], None]) -> None:
-    """Call ``seen`` with each error that leaves JAX, before JAX cuts its traceback down.
+def watch_errors(watcher: Callable[[BaseException], None]) -> None:
+    """Call ``watcher`` with each error that leaves JAX, before JAX cuts its traceback down.
 
     Checked with jax 0.10.2 and 0.12.0: ``filter_traceback`` is called by the outermost of JAX's own
     functions that an error passes, unless JAX_TRACEBACK_FILTERING is ``off`` or ``tracebackhide``.
     """
     with _watch_errors_lock:
-        if seen in _watched_errors:
+        if watcher in _watched_errors:
             return
-        _watched_errors.append(seen)
+        _watched_errors.append(watcher)
         if len(_watched_errors) > 1:
             return
         original = _traceback_util.filter_traceback
@@ -218,8 +218,8 @@ def watch_errors(seen: Callable[[BaseException], None]) -> None:
         def filter_traceback(tb: Any) -> Any:
             error = sys.exc_info()[1]
             if error is not None and error.__traceback__ is tb:
-                for one in _watched_errors:
-                    one(error)
+                for callback in _watched_errors:
+                    callback(error)
             return original(tb)
 
         _traceback_util.filter_traceback = filter_traceback
@@ -227,15 +227,15 @@ def watch_errors(seen: Callable[[BaseException], None]) -> None:
 
 def failed_operation(error: BaseException) -> BoundOperation | None:
     """Return the innermost primitive that was being bound when an error was raised."""
-    found = None
+    frame = None
     at = error.__traceback__
     while at is not None:
         if at.tb_frame.f_code is _core.Primitive.bind_with_trace.__code__:
-            found = at.tb_frame
+            frame = at.tb_frame
         at = at.tb_next
-    if found is None:
+    if frame is None:
         return None
-    names = found.f_locals
+    names = frame.f_locals
     return BoundOperation(names["self"], tuple(names["args"]), dict(names["params"]))
 
 

@@ -72,7 +72,7 @@ def _recorded(when: str, call: Callable[[], list[Any]], folder: Path) -> tuple[l
         finally:
             del os.environ["SNAPRT_RECORD_KEEP_LAST"]
     before = _counted("SnapshotsWritten")
-    watched = sum(seen.watched for seen in recorder._seen.values())
+    watched = sum(history.watched for history in recorder._histories.values())
     got = []
     with contextlib.suppress(_FailedError), snaprt.record(when, folder):
         got = call()
@@ -80,7 +80,7 @@ def _recorded(when: str, call: Callable[[], list[Any]], folder: Path) -> tuple[l
             raise _FailedError
     recorder.flush()
     if when == "nan":
-        return got, sum(seen.watched for seen in recorder._seen.values()) > watched
+        return got, sum(history.watched for history in recorder._histories.values()) > watched
     return got, _counted("SnapshotsWritten") > before
 
 

@@ -86,7 +86,7 @@ def test_the_ring_holds_references_and_not_copies(folder: Path) -> None:
     x = steps(2, 1000)
     pointer = x.unsafe_buffer_pointer()
     ring = process_recorder()._ring
-    held = [array for execution in ring._held for array in execution.outputs or ()]
+    held = [array for execution in ring.executions() for array in execution.outputs or ()]
     assert pointer in [array.unsafe_buffer_pointer() for array in held]
     dump_now()
 

@@ -71,15 +71,15 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
             )
         lowered = jaxapi.with_module(stand_in, _checked_module(program, module))
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
-        written = lowered.compiler_ir("stablehlo")
-        calls = jaxapi.custom_calls(written, stablehlo)
+        module_ir = lowered.compiler_ir("stablehlo")
+        calls = jaxapi.custom_calls(module_ir, stablehlo)
         refuse_objects_of_another_process(calls)
         used = jaxapi.devices_of_lowered(lowered)
         key, warmed = _warm(
             Request(
                 name=program.name,
                 kind="compiled",
-                module=written,
+                module=module_ir,
                 calls=calls,
                 devices=used,
                 digest=lambda: module_digest(stablehlo),
@@ -191,10 +191,10 @@ def topology_devices(topology: str) -> tuple[Any, ...]:
     for variable, value in TOPOLOGY_VARIABLES.items():
         os.environ.setdefault(variable, value)
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except Exception as error:  # of several types, by cause and version
         raise UsageError(
             f"no TPU topology {topology!r} to compile for: {error}",
             hint="install snaprt[tpu], and use a topology such as tpu:v5e:2x2",
         ) from error
-    return tuple(found.devices)
+    return tuple(description.devices)

@@ -126,12 +126,12 @@ def read_note_of(
 
 def fits(note: Note, program: Program, arguments: int, results: int) -> bool:
     """Return whether a note can be of a program, with so many arguments and results."""
-    device = devices_of_placement(program.placement)[0]
+    client = devices_of_placement(program.placement)[0].client
     return (
         (note.arguments, note.results) == (arguments, results)
         and all(index < len(program.inputs) for index in note.donated)
         and bool(note.device_ids)
-        and {one.id for one in device.client.devices()}.issuperset(note.device_ids)
+        and {device.id for device in client.devices()}.issuperset(note.device_ids)
     )
 
 

@@ -84,7 +84,7 @@ class _UnderJax:
         self._lock = threading.Lock()
         self._keys: OrderedDict[str, Key] = OrderedDict()
         # What a thread last asked for is what it then compiles and puts.
-        self._asked = _Asked()
+        self._request = _Request()
         self.cache = cache
 
     @property
@@ -94,61 +94,61 @@ class _UnderJax:
 
     def get(self, name: str) -> bytes | None:
         """Return what JAX put under a string, verified; None where there is none."""
-        asked = self._asked
-        with asked.stopwatch.stage(times.CACHE):
-            entry = self._get(asked, self._key_of(name), _program(name))
+        request = self._request
+        with request.stopwatch.stage(times.CACHE):
+            entry = self._get(request, self._key_of(name), _program(name))
         # JAX does that next, until `compiled`.
-        asked.stopwatch.begin(times.COMPILE if entry is None else times.LOAD)
+        request.stopwatch.begin(times.COMPILE if entry is None else times.LOAD)
         if entry is None:
             return None
         count_event(READ_BYTES, len(entry.payload))
         return entry.payload
 
-    def _get(self, asked: _Asked, key: Key, program: str) -> Entry | None:
-        if asked.turn is not None and asked.turn.key != key:
-            asked.end_turn(in_vain=True)
+    def _get(self, request: _Request, key: Key, program: str) -> Entry | None:
+        if request.turn is not None and request.turn.key != key:
+            request.end_turn(in_vain=True)
 
         def ask() -> Entry | None:
             return self.cache.get(key, name=program, obstacle=obstacle)
 
-        if asked.turn is not None:
+        if request.turn is not None:
             return ask()
         turn = Turn(self.cache, key)
         entry = turn.take(ask)
         if entry is None:
             self.cache.record_miss(key, program)
-            asked.turn, asked.since = turn, time.perf_counter()
+            request.turn, request.since = turn, time.perf_counter()
         return entry
 
     def put(self, name: str, value: bytes) -> None:
         """Store what JAX compiled, as JAX packed it: compressed, behind its compile time."""
-        asked, key, compilation = self._asked, self._key_of(name), self._asked.compilation
-        if compilation is None or asked.key != key:
+        request, key, compilation = self._request, self._key_of(name), self._request.compilation
+        if compilation is None or request.key != key:
             return  # of another program, which this one was compiled in the midst of
-        with asked.stopwatch.stage(times.CACHE):
-            is_ours = asked.turn is not None and asked.turn.key == key
+        with request.stopwatch.stage(times.CACHE):
+            is_ours = request.turn is not None and request.turn.key == key
             # JAX packs whole seconds only, and few programs take one.
-            seconds = time.perf_counter() - asked.since if is_ours else 0.0
-            told = metadata(_program(name), KIND, seconds, compilation.devices, asked.calls)
-            told["summary"] = summarize(compilation.written)
-            told["device_ids"] = ",".join(str(device.id) for device in compilation.devices)
-            is_stored = self.cache.put(key, value, told)
+            seconds = time.perf_counter() - request.since if is_ours else 0.0
+            fields = metadata(_program(name), KIND, seconds, compilation.devices, request.calls)
+            fields["summary"] = summarize(compilation.written)
+            fields["device_ids"] = ",".join(str(device.id) for device in compilation.devices)
+            is_stored = self.cache.put(key, value, fields)
             if is_stored:
                 count_event(WRITTEN_BYTES, len(value))
             if is_ours:
-                asked.end_turn(in_vain=not is_stored)
+                request.end_turn(in_vain=not is_stored)
 
     def prefetched(
         self, name: str, devices: Sequence[jaxapi.Device]
     ) -> jaxapi.JitExecutable | None:
         """Return what a string stands for if it was loaded for these devices beforehand."""
-        with self._asked.stopwatch.stage(times.CACHE):
+        with self._request.stopwatch.stage(times.CACHE):
             ready = prefetch.take(self._key_of(name), devices)
         if ready is None:
             return None
         count_event(READ_BYTES, len(ready.entry.payload))
-        found: jaxapi.JitExecutable = ready.loaded
-        return found
+        executable: jaxapi.JitExecutable = ready.loaded
+        return executable
 
     def compiled(self, error: BaseException | None) -> None:
         """Take note that JAX has compiled, or loaded, or failed to.
@@ -156,20 +156,20 @@ class _UnderJax:
         Args:
             error: What it ended with. After Ctrl-C or an exit another may try.
         """
-        asked = self._asked
-        asked.stopwatch.end()
-        if error is None and asked.compilation is not None and asked.key is not None:
-            is_compiled = times.COMPILE in asked.stopwatch.nanoseconds
+        request = self._request
+        request.stopwatch.end()
+        if error is None and request.compilation is not None and request.key is not None:
+            is_compiled = times.COMPILE in request.stopwatch.nanoseconds
             times.prepared(
                 times.JIT,
-                asked.compilation.name,
-                asked.key.digest[:16],
-                asked.stopwatch,
+                request.compilation.name,
+                request.key.digest[:16],
+                request.stopwatch,
                 compiled=is_compiled,
                 loaded=not is_compiled,
             )
-        asked.compilation = None
-        asked.end_turn(in_vain=error is None or isinstance(error, Exception))
+        request.compilation = None
+        request.end_turn(in_vain=error is None or isinstance(error, Exception))
 
     def name_of(self, compilation: jaxapi.Compilation) -> str | None:
         """Return the string for a compilation, and remember the key it stands for.
@@ -177,8 +177,8 @@ class _UnderJax:
         What names objects of this process, such as callbacks, has none, nor has anything while
         passes of the program's own are in the compiler.
         """
-        asked = self._asked
-        asked.stopwatch = times.Stopwatch()
+        request = self._request
+        request.stopwatch = times.Stopwatch()
         digest = compilation.digest
         calls = jaxapi.CustomCalls()
         if digest is None:
@@ -187,7 +187,7 @@ class _UnderJax:
         if calls.bound_to or is_bypassed():
             count_event("PersistentCacheUncacheable", 1)
             return None
-        with asked.stopwatch.stage(times.KEY):
+        with request.stopwatch.stage(times.KEY):
             key = key_of(
                 Subject(
                     JIT,
@@ -199,9 +199,9 @@ class _UnderJax:
                 )
             )
         name = f"{compilation.name}-{key.digest}"
-        asked.key, asked.compilation, asked.calls = key, compilation, calls
+        request.key, request.compilation, request.calls = key, compilation, calls
         if compilation.lowering is not None:
-            asked.lowered = compilation.lowering, digest
+            request.lowered = compilation.lowering, digest
         with self._lock:
             self._keys[name] = key
             self._keys.move_to_end(name)
@@ -211,12 +211,12 @@ class _UnderJax:
 
     def key_asked_for(self) -> Key | None:
         """Return the key for which JAX last asked in this thread."""
-        return self._asked.key
+        return self._request.key
 
     def lowered(self) -> tuple[jaxapi.Lowering, str] | None:
         """Return what this thread lowered last where that was asked about, and its digest; once."""
-        found, self._asked.lowered = self._asked.lowered, None
-        return found
+        lowering, self._request.lowered = self._request.lowered, None
+        return lowering
 
     def _key_of(self, name: str) -> Key:
         with self._lock:
@@ -228,7 +228,7 @@ def _program(name: str) -> str:
     return name.rpartition("-")[0] or name
 
 
-class _Asked(threading.local):
+class _Request(threading.local):
     key: Key | None = None
     lowered: tuple[jaxapi.Lowering, str] | None = None
     compilation: jaxapi.Compilation | None = None

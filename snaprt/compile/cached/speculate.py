@@ -52,14 +52,14 @@ class _Remembered:
 
     Attributes:
         digest: Of the key of its executable.
-        kept: Which arguments go in.
+        kept_arguments: Which arguments go in.
         donated: Which arguments may lose their memory.
         lowering: The digest of what its module was lowered from; "" where it has none.
         module: The digest of its module.
     """
 
     digest: str
-    kept: tuple[int, ...]
+    kept_arguments: tuple[int, ...]
     donated: tuple[int, ...]
     lowering: str
     module: str
@@ -73,9 +73,9 @@ class _Speculation:
     """
 
     def __init__(self, remembered: _Remembered, operands: Sequence[Any]) -> None:
-        self._inputs = [operands[place] for place in remembered.kept]
+        self._inputs = [operands[place] for place in remembered.kept_arguments]
         donated = frozenset(remembered.donated)
-        self._donated = [place in donated for place in remembered.kept]
+        self._donated = [place in donated for place in remembered.kept_arguments]
         self._lock = threading.Lock()
         self._is_over = False
         self._started: tuple[Any, Sequence[jax.Array], Any] | None = None
@@ -87,15 +87,15 @@ class _Speculation:
             if self._is_over or len(ready.devices) != 1:
                 return
             try:
-                given = [
+                arguments = [
                     self._given(value, is_donated, ready.devices[0])
                     for value, is_donated in zip(self._inputs, self._donated, strict=True)
                 ]
-                results = jaxapi.start_execution(ready.loaded, given)
+                results = jaxapi.start_execution(ready.loaded, arguments)
             except Exception as error:  # the call meets it, too, or does without
                 _log.info("cannot run a program ahead of its call: %s", error)
                 return
-            self._started = ready.loaded[0], given, results
+            self._started = ready.loaded[0], arguments, results
 
     @staticmethod
     def _given(value: Any, is_donated: bool, device: jaxapi.Device) -> jax.Array:
@@ -110,25 +110,25 @@ class _Speculation:
             started = self._started
             if started is None or started[0] is not executable or self.was_used:
                 return None
-            _, given, results = started
-            if len(inputs) != len(given) or not all(
-                map(self._is_same, self._inputs, given, inputs)
+            _, arguments, results = started
+            if len(inputs) != len(arguments) or not all(
+                map(self._is_same, self._inputs, arguments, inputs)
             ):
                 return None
             self.was_used = True
-        for array, used, is_donated in zip(inputs, given, self._donated, strict=True):
+        for array, used, is_donated in zip(inputs, arguments, self._donated, strict=True):
             if is_donated and used.is_deleted():
                 array.delete()
         return results
 
     @staticmethod
-    def _is_same(value: Any, given: jax.Array, to_be_given: Any) -> bool:
+    def _is_same(value: Any, used: jax.Array, array: Any) -> bool:
         if jaxapi.is_single_array(value):
-            return to_be_given is value and not value.is_deleted()
+            return array is value and not value.is_deleted()
         return (
-            to_be_given.aval == given.aval
-            and to_be_given.devices() == given.devices()
-            and np.asarray(to_be_given).tobytes() == np.asarray(given).tobytes()
+            array.aval == used.aval
+            and array.devices() == used.devices()
+            and np.asarray(array).tobytes() == np.asarray(used).tobytes()
         )
 
     def end(self) -> None:
@@ -212,13 +212,13 @@ class Speculator:
             with self._lock:
                 self._calls.pop(name, None)
         if remembered is None or not _can_be_copied(remembered, operands):
-            made = jaxapi.PureCall(traced, known, *call)
+            pure_call = jaxapi.PureCall(traced, known, *call)
         else:
             speculation = _Speculation(remembered, operands)
             prefetch.when_loaded(remembered.digest, speculation.start)
             try:
                 with collecting_seldom(), jaxapi.answering(speculation.answer):
-                    made = jaxapi.PureCall(traced, known, *call)
+                    pure_call = jaxapi.PureCall(traced, known, *call)
             finally:
                 speculation.end()
             if speculation.was_used:
@@ -227,7 +227,7 @@ class Speculator:
                 metrics.counter_add("SpeculationUnused")
         key, lowered = self._key_asked_for(), self._lowered()
         if key is None or key is before[0]:  # JAX had its executable already
-            return made.done
+            return pure_call.done
         with self._lock:
             if remembered is not None and remembered.digest != key.digest:
                 self._calls.pop(name, None)
@@ -237,15 +237,17 @@ class Speculator:
                     "or the configuration has changed. What ran ahead was dropped.",
                     call[1].fun_sourceinfo,
                 )
-                return made.done
-        if made.kept is None or time.perf_counter() - started < _MIN_SECONDS:
-            return made.done
+                return pure_call.done
+        if pure_call.kept_arguments is None or time.perf_counter() - started < _MIN_SECONDS:
+            return pure_call.done
         if lowered is not None or remembered is None:
             lowering, module = lowered or (None, "")
             digest = "" if lowering is None else _digest_of_lowering(lowering)
             with self._lock:
-                self._calls[name] = _Remembered(key.digest, made.kept, made.donated, digest, module)
-        return made.done
+                self._calls[name] = _Remembered(
+                    key.digest, pure_call.kept_arguments, pure_call.donated, digest, module
+                )
+        return pure_call.done
 
     def _finish(self) -> None:
         """Store what is to be remembered, at exit."""
@@ -253,8 +255,8 @@ class Speculator:
             calls = dict(list(self._calls.items())[-_MAX_CALLS:])
         if calls != self._remembered:
             stored = {name: dataclasses.astuple(call) for name, call in calls.items()}
-            told = {"name": "first calls", "kind": "list"}
-            self._cache.put(self._key, json.dumps(stored).encode(), told, counted=False)
+            fields = {"name": "first calls", "kind": "list"}
+            self._cache.put(self._key, json.dumps(stored).encode(), fields, counted=False)
 
 
 def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
@@ -262,8 +264,8 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
     try:
         stored = {} if entry is None else json.loads(entry.payload)
         return {
-            name: _Remembered(digest, tuple(kept), tuple(donated), lowering, module)
-            for name, (digest, kept, donated, lowering, module) in stored.items()
+            name: _Remembered(digest, tuple(kept_arguments), tuple(donated), lowering, module)
+            for name, (digest, kept_arguments, donated, lowering, module) in stored.items()
         }
     except (ValueError, TypeError, AttributeError) as error:
         cache.discard(key, f"cannot read its list: {error!r}")
@@ -272,7 +274,7 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
 
 def _fits(remembered: _Remembered, count: int) -> bool:
     """Return whether it can be of a call with so many arguments."""
-    places = (*remembered.kept, *remembered.donated)
+    places = (*remembered.kept_arguments, *remembered.donated)
     digests = (remembered.digest, remembered.lowering, remembered.module)
     return all(isinstance(digest, str) for digest in digests) and all(
         type(place) is int and 0 <= place < count for place in places

@@ -48,19 +48,19 @@ def persistent_cache() -> Cache | None:
     """
     if not settings.get("SNAPRT_CACHE") or is_bypassed():
         return None
-    wanted = _settings()
-    if wanted.mode == modes.OFF.name:
+    configuration = _settings()
+    if configuration.mode == modes.OFF.name:
         return None
     with _lock:
-        if wanted not in _open:
+        if configuration not in _open:
             try:
-                _open[wanted] = _opened(wanted)
+                _open[configuration] = _opened(configuration)
             except CacheError as error:
-                if wanted.mode == modes.FAIL_ON_MISS.name:
+                if configuration.mode == modes.FAIL_ON_MISS.name:
                     raise
                 _log.warning("compiling without a persistent cache: %s", error)
-                _open[wanted] = None
-        return _open[wanted]
+                _open[configuration] = None
+        return _open[configuration]
 
 
 def is_bypassed() -> bool:
@@ -87,8 +87,8 @@ def open_cache(folder: Path | None = None) -> Cache:
     Raises:
         CacheError: The directory or the key cannot be used.
     """
-    wanted = replace(_settings(), mode=modes.READ_WRITE.name, remote=None)
-    cache = _opened(replace(wanted, folder=folder) if folder is not None else wanted)
+    configuration = replace(_settings(), mode=modes.READ_WRITE.name, remote=None)
+    cache = _opened(replace(configuration, folder=folder) if folder is not None else configuration)
     if cache.path.exists() and not cache.path.is_dir():
         raise CacheError(
             f"{cache.path} is not a directory, so it cannot be a compile cache",
@@ -109,28 +109,30 @@ def _settings() -> _Settings:
     )
 
 
-def _opened(wanted: _Settings) -> Cache:
+def _opened(configuration: _Settings) -> Cache:
     return Cache.open(
-        wanted.folder,
+        configuration.folder,
         on_event=count_event,
-        max_bytes=wanted.max_bytes,
-        mode=wanted.mode,
-        signing_key=None if wanted.key_file is None else read_key_file(wanted.key_file),
-        shared=wanted.shared,
-        tier=_tier(wanted),
+        max_bytes=configuration.max_bytes,
+        mode=configuration.mode,
+        signing_key=None
+        if configuration.key_file is None
+        else read_key_file(configuration.key_file),
+        shared=configuration.shared,
+        tier=_tier(configuration),
     )
 
 
-def _tier(wanted: _Settings) -> Tier | None:
+def _tier(configuration: _Settings) -> Tier | None:
     """Open the team's cache behind the directory; one that cannot be is reported, and left out."""
-    if wanted.remote is None:
+    if configuration.remote is None:
         return None
     from snaprt_cache.remote import open_tier  # here alone: few have a remote
 
     try:
-        return open_tier(wanted.remote, wanted.remote_timeout, count_event)
+        return open_tier(configuration.remote, configuration.remote_timeout, count_event)
     except CacheError as error:
-        if wanted.mode == modes.FAIL_ON_MISS.name:
+        if configuration.mode == modes.FAIL_ON_MISS.name:
             raise
         _log.warning("continuing without the remote compile cache: %s", error)
         return None

@@ -99,14 +99,14 @@ def use_compilation_cache(
     """
 
     def get_cache_key(
-        module: Any, devices: np.ndarray, options: Any, client: Any, *ignored: Any, **named: Any
+        module: Any, devices: np.ndarray, options: Any, client: Any, *ignored: Any, **kwargs: Any
     ) -> str | None:
         if _own_cache.bypassed:
             return None
         try:
             digest = stands_for(module)
-            arguments = (module, *ignored, *named.values())
-            found = Compilation(
+            arguments = (module, *ignored, *kwargs.values())
+            compilation = Compilation(
                 name=module_name(module),
                 module=b"" if digest else _module_of_compilation(*arguments),
                 options=_options_of_compilation(options, client),
@@ -117,7 +117,7 @@ def use_compilation_cache(
                 digest=digest,
                 lowering=lowering_of(module),
             )
-            return key_of(found)
+            return key_of(compilation)
         except Exception as error:  # whatever this JAX does otherwise: the program goes on
             raise_if_interrupted(error)
             _log.warning("compiling a program without the compile cache: %r", error)
@@ -158,10 +158,10 @@ def use_compilation_cache(
 
     compile_and_load = _compiler.backend_compile_and_load
 
-    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **named: Any) -> Any:
+    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **kwargs: Any) -> Any:
         if stands_for(module) is not None:
             raise NotLowered
-        return compile_and_load(backend, module, *arguments, **named)
+        return compile_and_load(backend, module, *arguments, **kwargs)
 
     _compilation_cache.reset_cache()
     _compilation_cache._cache = cache
@@ -204,10 +204,10 @@ def _topology(devices: np.ndarray) -> bytes:
     if jax.process_count() == 1:
         return _hashed(_cache_key._hash_accelerator_config, devices)
     # XLA's fingerprint differs between the processes of a job.
-    known = devices.flat[0].client.devices()
+    client_devices = devices.flat[0].client.devices()
     described = [
         [getattr(device, name, None) for name in ("id", "process_index", "device_kind", "coords")]
-        for device in known
+        for device in client_devices
     ]
     return repr((described, [device.id for device in devices.flat])).encode()
 
@@ -223,13 +223,17 @@ def _without_names(module: Any) -> Any:
         anonymous = module.operation.clone()
         anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
         operations = list(anonymous.regions[0].blocks[0].operations)
-        named = [one for one in operations if "sym_name" in one.attributes]
-        private = [one for one in named if _is_private(one)]
+        symbols = [operation for operation in operations if "sym_name" in operation.attributes]
+        private = [operation for operation in symbols if _is_private(operation)]
         prefix = "snaprt"
-        while any(_name(one).startswith(f"{prefix}.") for one in named if not _is_private(one)):
+        while any(
+            _name(operation).startswith(f"{prefix}.")
+            for operation in symbols
+            if not _is_private(operation)
+        ):
             prefix += "_"
         # A function of the user's may have one of these names: first all get names that none has.
-        longest = max([len(_name(one)) for one in named], default=0)
+        longest = max([len(_name(operation)) for operation in symbols], default=0)
         for form in ("_" * longest + ".{}", prefix + ".{}"):
             for number, function in enumerate(private):
                 old, new = _name(function), form.format(number)
@@ -308,12 +312,12 @@ def before_compile_or_load(call: Callable[[PlannedCompilation], None]) -> None:
 
     @functools.wraps(original)
     def compile_or_get_cached(
-        backend: Any, module: Any, devices: Any, options: Any, *arguments: Any, **named: Any
+        backend: Any, module: Any, devices: Any, options: Any, *arguments: Any, **kwargs: Any
     ) -> Any:
         if not _own_cache.bypassed:
-            written = _options_of_compilation(options, backend)
-            call(PlannedCompilation(module_name(module), tuple(devices.flat), written, module))
-        return original(backend, module, devices, options, *arguments, **named)
+            serialized = _options_of_compilation(options, backend)
+            call(PlannedCompilation(module_name(module), tuple(devices.flat), serialized, module))
+        return original(backend, module, devices, options, *arguments, **kwargs)
 
     _compiler.compile_or_get_cached = compile_or_get_cached  # type: ignore[assignment]
 
@@ -327,9 +331,9 @@ def before_compile(call: Callable[[Any, bool], None]) -> None:
     original = _compiler.backend_compile_and_load
 
     @functools.wraps(original)
-    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **named: Any) -> Any:
+    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **kwargs: Any) -> Any:
         call(module, _own_cache.bypassed)
-        return original(backend, module, *arguments, **named)
+        return original(backend, module, *arguments, **kwargs)
 
     _compiler.backend_compile_and_load = backend_compile_and_load
 

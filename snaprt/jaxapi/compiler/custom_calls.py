@@ -69,14 +69,15 @@ def is_python_callback(target: str) -> bool:
 
 
 def _objects_named_by(target: str, attributes: Any) -> str:
-    for pattern, what in _OBJECTS.items():
+    for pattern, description in _OBJECTS.items():
         if re.fullmatch(pattern, target):
-            return what
+            return description
     for name in _CONFIGURATION:
         if name in attributes:
             text = str(attributes[name]).replace(r"\22", '"')  # as MLIR prints a quote in a string
             if any(
-                _is_address(int(one, 16 if "x" in one else 10)) for one in _NUMBER.findall(text)
+                _is_address(int(number, 16 if "x" in number else 10))
+                for number in _NUMBER.findall(text)
             ):
                 return f"memory addresses of the process, in the configuration of {target}"
     return ""
@@ -102,7 +103,7 @@ def functions_of_process(targets: Iterable[str], platform: str) -> tuple[str, ..
     The others are XLA's own. A platform whose plugin keeps its list to itself has all of them.
     """
     registered = _registered(platform)
-    return tuple(one for one in sorted(targets) if not registered or one in registered)
+    return tuple(target for target in sorted(targets) if not registered or target in registered)
 
 
 def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
@@ -111,15 +112,15 @@ def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
     JAX does so as it lowers such a call. An executable that is loaded where nothing was lowered
     would call a null pointer, and end the process.
     """
-    wanted = set(targets)
-    if not wanted:
+    names = set(targets)
+    if not names:
         return ()
     with _lock:
         for applies, initialize, _ in _INITIALIZERS:
-            if any(map(applies, wanted)):
+            if any(map(applies, names)):
                 initialize()
     registered = _registered(platform)
-    return tuple(sorted(wanted - registered)) if registered else ()
+    return tuple(sorted(names - registered)) if registered else ()
 
 
 def modules_awaited(targets: Iterable[str]) -> tuple[str, ...]:
@@ -128,8 +129,8 @@ def modules_awaited(targets: Iterable[str]) -> tuple[str, ...]:
     Two threads that import parts of one package at a time may wait for each other, and Python then
     raises an error in one of them.
     """
-    wanted = set(targets)
-    rows = (imports for applies, _, imports in _INITIALIZERS if any(map(applies, wanted)))
+    names = set(targets)
+    rows = (imports for applies, _, imports in _INITIALIZERS if any(map(applies, names)))
     return tuple(name for imports in rows for name in imports if not _is_imported(name))
 
 
@@ -158,7 +159,9 @@ def _initialize_lapack() -> None:
 
 def _registers(registrations: Callable[[], Mapping[str, Any]]) -> Callable[[str], bool]:
     """Return what tells whether a target is one of those that a module of jaxlib registers."""
-    return lambda target: any(target == one[0] for row in registrations().values() for one in row)
+    return lambda target: any(
+        target == registration[0] for row in registrations().values() for registration in row
+    )
 
 
 def _import(name: str) -> None:

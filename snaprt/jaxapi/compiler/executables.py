@@ -152,7 +152,7 @@ def executable_cost(executable: Any) -> dict[str, float]:
 def optimized_program(executable: Any) -> tuple[str, bytes]:
     """Return what XLA made of an executable: HLO text, and the first module's HloModuleProto."""
     modules = executable.hlo_modules()
-    text = "\n".join(one.to_string() for one in modules)
+    text = "\n".join(module.to_string() for module in modules)
     return text, modules[0].as_serialized_hlo_module_proto()
 
 
@@ -174,8 +174,8 @@ def optimized_hlo(executable: Any, *, constants: bool) -> str:
 
 def executable_fingerprint(executable: Any) -> str:
     """Return the fingerprint that XLA gives a loaded executable, "" where it gives none."""
-    found = getattr(executable, "fingerprint", None) or b""
-    return found.decode() if found.isalnum() else found.hex()
+    fingerprint = getattr(executable, "fingerprint", None) or b""
+    return fingerprint.decode() if fingerprint.isalnum() else fingerprint.hex()
 
 
 def zeros_function(shapes: Sequence[Any]) -> Callable[..., Any]:
@@ -235,9 +235,9 @@ def _watch() -> None:
         register = getattr(library, f"register_xla_transform{suffix}", None)
         clear = getattr(library, f"clear_xla_transform{suffix}", None)
         if register is not None and clear is not None:
-            added, gone = _registered.add, _registered.discard
-            setattr(library, f"register_xla_transform{suffix}", _noting(register, added, arguments))
-            setattr(library, f"clear_xla_transform{suffix}", _noting(clear, gone, arguments))
+            add, discard = _registered.add, _registered.discard
+            setattr(library, f"register_xla_transform{suffix}", _noting(register, add, arguments))
+            setattr(library, f"clear_xla_transform{suffix}", _noting(clear, discard, arguments))
 
 
 def _noting(

@@ -103,24 +103,24 @@ def _skip_known_lowerings() -> None:
     calls = _pjit._pjit_call_impl_python.__code__
 
     @functools.wraps(lower_program)
-    def cached_lowering_to_hlo(jaxpr: Any, *arguments: Any, **named: Any) -> Any:
+    def cached_lowering_to_hlo(jaxpr: Any, *arguments: Any, **kwargs: Any) -> Any:
         known, _knowing.known = _knowing.known, None
         name, backend, const_args, avals = arguments[:4]
         if known is None or const_args or jaxpr.effects or _always_lowered or _is_shown():
-            return lower_program(jaxpr, *arguments, **named)
+            return lower_program(jaxpr, *arguments, **kwargs)
         info = jaxpr.debug_info
         lowering = Lowering(
             jaxpr,
             (
-                *(name, backend.platform, tuple(named.items())),
-                *[getattr(one, "shardings", one) for one in arguments[2:]],
+                *(name, backend.platform, tuple(kwargs.items())),
+                *[getattr(argument, "shardings", argument) for argument in arguments[2:]],
             ),
             _context(),
             (info.safe_arg_names(len(avals)), info.safe_result_paths(len(jaxpr.out_avals))),
         )
         digest = known(lowering)
         if digest is None:
-            lowered = lower_program(jaxpr, *arguments, **named)
+            lowered = lower_program(jaxpr, *arguments, **kwargs)
             module, keepalive, callbacks = lowered[:3]
             if not (keepalive or callbacks):
                 _knowing.lowered = module, lowering
@@ -129,9 +129,9 @@ def _skip_known_lowerings() -> None:
         return _stand_in(name, digest), [], [], [], [], tuple_args, None
 
     @functools.wraps(lower_call)
-    def pjit_lower(*arguments: Any, **named: Any) -> Any:
+    def pjit_lower(*arguments: Any, **kwargs: Any) -> Any:
         is_asked = _knowing.known is not None
-        computation = lower_call(*arguments, **named)
+        computation = lower_call(*arguments, **kwargs)
         if is_asked or stands_for(computation._hlo) is None:
             return computation
         if computation._executable is None or not _is_called_by(calls):
@@ -141,7 +141,7 @@ def _skip_known_lowerings() -> None:
                 keep_unused=keep_unused,
                 context_mesh=mesh,
                 compiler_options_kvs=options,
-                **named,
+                **kwargs,
             )._hlo
         return computation
 
@@ -173,7 +173,9 @@ def _is_shown() -> bool:
 
 def _context() -> str:
     values, mesh = trace_context()
-    return repr((mesh, [_axes(one) if isinstance(one, _core.AxisEnv) else one for one in values]))
+    return repr(
+        (mesh, [_axes(value) if isinstance(value, _core.AxisEnv) else value for value in values])
+    )
 
 
 def _axes(axes: Any) -> tuple[Any, ...]:  # which have no text of their own

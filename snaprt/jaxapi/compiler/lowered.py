@@ -39,8 +39,8 @@ def lower(
         donated: The arguments whose memory the results may take.
         shardings: How each result is to lie, ``None`` where the compiler chooses; or nothing.
     """
-    named: dict[str, Any] = {"out_shardings": list(shardings)} if any(shardings) else {}
-    jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated), **named)
+    options: dict[str, Any] = {"out_shardings": list(shardings)} if any(shardings) else {}
+    jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated), **options)
     with warnings.catch_warnings():
         # Where a donation is of no use, that is nothing that the user could change.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
@@ -71,9 +71,9 @@ def _without_dead_code(jaxpr: Any) -> Any:
     JAX removes that too, but not where all arguments are kept. Checked with jax 0.10.2 and 0.12.0,
     whose caches keep what is found here, so it is not looked for without need.
     """
-    wanted = [True] * len(jaxpr.jaxpr.outvars)
-    found, *_ = _partial_eval.dce_jaxpr_consts(jaxpr.jaxpr, wanted, instantiate=True)
-    return found if hasattr(found, "consts") else jaxpr.replace(jaxpr=found)
+    used = [True] * len(jaxpr.jaxpr.outvars)
+    pruned, *_ = _partial_eval.dce_jaxpr_consts(jaxpr.jaxpr, used, instantiate=True)
+    return pruned if hasattr(pruned, "consts") else jaxpr.replace(jaxpr=pruned)
 
 
 def stablehlo_without_locations(lowered: jax.stages.Lowered) -> bytes:

@@ -100,13 +100,13 @@ def without_tokens(module: Any) -> bool:
     Raises:
         ValueError: The module has no ``main``.
     """
-    main = next((one for one in module.body.operations if is_main(one)), None)
+    main = next((operation for operation in module.body.operations if is_main(operation)), None)
     if main is None:
         raise ValueError("the module has no function 'main'")
     block = main.regions[0].blocks[0]
-    taken = [number for number, one in enumerate(block.arguments) if _is_token(one)]
+    taken = [number for number, argument in enumerate(block.arguments) if _is_token(argument)]
     last = list(block.operations)[-1]
-    returned = [number for number, one in enumerate(last.operands) if _is_token(one)]
+    returned = [number for number, operand in enumerate(last.operands) if _is_token(operand)]
     if not taken and not returned:
         return False
     with changing_module(module):
@@ -117,19 +117,22 @@ def without_tokens(module: Any) -> bool:
                 block.arguments[number].replace_all_uses_with(token)
                 block.erase_argument(number)
         if returned:
-            kept = [one for one in last.operands if not _is_token(one)]
+            operands = [operand for operand in last.operands if not _is_token(operand)]
             with ir.InsertionPoint(last):
-                ir.Operation.create("func.return", operands=kept)
+                ir.Operation.create("func.return", operands=operands)
             last.operation.erase()
             last = list(block.operations)[-1]
         kind = ir.FunctionType.get(
-            [one.type for one in block.arguments], [one.type for one in last.operands]
+            [argument.type for argument in block.arguments],
+            [operand.type for operand in last.operands],
         )
         main.attributes["function_type"] = ir.TypeAttr.get(kind)
-        for name, gone in (("arg_attrs", taken), ("res_attrs", returned)):
+        for name, removed in (("arg_attrs", taken), ("res_attrs", returned)):
             if name in main.attributes:
-                told = enumerate(ir.ArrayAttr(main.attributes[name]))
-                main.attributes[name] = ir.ArrayAttr.get([a for n, a in told if n not in gone])
+                numbered = enumerate(ir.ArrayAttr(main.attributes[name]))
+                main.attributes[name] = ir.ArrayAttr.get(
+                    [a for n, a in numbered if n not in removed]
+                )
     return True
 
 
@@ -188,7 +191,7 @@ def without_locations_or_names(module: bytes, *, names: bool) -> bytes:
 def _take_out_names(module: Any) -> None:
     whole = module.operation
     whole.attributes["sym_name"] = ir.StringAttr.get("graph")
-    functions = [one.operation for one in module.body if one.operation.name == "func.func"]
+    functions = [view.operation for view in module.body if view.operation.name == "func.func"]
     for number, function in enumerate(functions):
         name = ir.StringAttr(function.attributes["sym_name"]).value
         if name != "main":
@@ -197,18 +200,21 @@ def _take_out_names(module: Any) -> None:
             ir.SymbolTable.set_symbol_name(function, neutral)
         for side in ("arg_attrs", "res_attrs"):
             if side in function.attributes:
-                kept = [_without_notes(one) for one in ir.ArrayAttr(function.attributes[side])]
-                function.attributes[side] = ir.ArrayAttr.get(kept)
+                cleaned = [
+                    _without_notes(attributes)
+                    for attributes in ir.ArrayAttr(function.attributes[side])
+                ]
+                function.attributes[side] = ir.ArrayAttr.get(cleaned)
 
 
 def _without_notes(attributes: Any) -> Any:
     """Return an argument's attributes without JAX's own, but for the one that has a meaning."""
-    named: Any = ir.DictAttr(attributes)
+    entries: Any = ir.DictAttr(attributes)
     return ir.DictAttr.get(
         {
-            one.name: one.attr
-            for one in named
-            if not one.name.startswith("jax.") or one.name == "jax.buffer_donor"
+            attribute.name: attribute.attr
+            for attribute in entries
+            if not attribute.name.startswith("jax.") or attribute.name == "jax.buffer_donor"
         }
     )
 
@@ -225,7 +231,7 @@ def _with_neutral_axes(text: str) -> str:
         return text
     quoted = re.compile("|".join(map(re.escape, neutral)))
     return "\n".join(
-        quoted.sub(lambda found: neutral[found[0]], line) if "sdy." in line else line
+        quoted.sub(lambda match: neutral[match[0]], line) if "sdy." in line else line
         for line in lines
     )
 
@@ -234,6 +240,6 @@ def mesh_axes(module: bytes) -> tuple[str, ...]:
     """Return the names of the axes of a StableHLO module's meshes, in their order there."""
     parsed: Any = parse_module(module)
     text = "\n".join(
-        one.operation.get_asm() for one in parsed.body if one.operation.name == "sdy.mesh"
+        view.operation.get_asm() for view in parsed.body if view.operation.name == "sdy.mesh"
     )
     return tuple(dict.fromkeys(_AXIS.findall(text)))

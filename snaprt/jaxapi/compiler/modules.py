@@ -49,8 +49,8 @@ def _as_sentence(diagnostic: Any) -> str:
 def _first_of_xla(error: Exception) -> str:
     """Return what XLA says first, without its status code and the place in its own copy."""
     text = str(error)
-    told = _OF_XLA.match(text)
-    return told[1] if told else text
+    match = _OF_XLA.match(text)
+    return match[1] if match else text
 
 
 def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
@@ -68,8 +68,8 @@ def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
 def is_main(operation: Any) -> bool:
     """Return whether an MLIR operation is the function ``main``, with a body."""
     attributes = operation.attributes
-    named = "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
-    return named and len(operation.regions[0].blocks) > 0
+    has_name = "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
+    return has_name and len(operation.regions[0].blocks) > 0
 
 
 def _tensor(kind: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -227,8 +227,8 @@ def parse_hlo_text(text: str) -> bytes:
         return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     except Exception as error:
         first = _HLO_PLACE.search(str(error))
-        told = f"line {first[1]}, column {first[2]}: {first[3]}" if first else str(error)
-        raise ValueError(told) from None
+        message = f"line {first[1]}, column {first[2]}: {first[3]}" if first else str(error)
+        raise ValueError(message) from None
 
 
 _HLO_PLACE = re.compile(r"was parsing (\d+):(\d+): error: (.*)")

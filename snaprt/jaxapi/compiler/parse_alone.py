@@ -37,7 +37,7 @@ def parse(module: bytes | str, context: ir.Context) -> Any:
             handler.detach()
     with context:
         parsed = ir.Module.parse(module)
-    if any(one.operation.name.startswith("vhlo.") for one in parsed.body.operations):
+    if any(view.operation.name.startswith("vhlo.") for view in parsed.body.operations):
         raise ValueError("; ".join(why_not_portable))
     return parsed
 

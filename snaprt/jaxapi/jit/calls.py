@@ -123,8 +123,8 @@ _KEY_ALONE: Final = re.compile(r"_\w*\[(['\"])(.+)\1\]")
 
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:
-    found = [(_KEY_ALONE.fullmatch(name), name) for name in names]
-    return tuple([match[2] if match else name for match, name in found])
+    matches = [(_KEY_ALONE.fullmatch(name), name) for name in names]
+    return tuple([match[2] if match else name for match, name in matches])
 
 
 def named_call(
@@ -190,15 +190,16 @@ _extended: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def _followed_by(first: Any, then: Any) -> Any:
     """Return a program that has the results of ``first``, and then what ``then`` makes of them."""
     body, end = first.jaxpr, then.jaxpr
-    given = dict(zip(end.invars, body.outvars, strict=True))
-    given |= {
+    substitutes = dict(zip(end.invars, body.outvars, strict=True))
+    substitutes |= {
         variable: _core.Literal(value, variable.aval)
         for variable, value in zip(end.constvars, then.consts, strict=True)
     }
 
     def renamed(atoms: Sequence[Any]) -> list[Any]:
         return [
-            atom if isinstance(atom, _core.Literal) else given.get(atom, atom) for atom in atoms
+            atom if isinstance(atom, _core.Literal) else substitutes.get(atom, atom)
+            for atom in atoms
         ]
 
     added = [operation.replace(invars=renamed(operation.invars)) for operation in end.eqns]

@@ -142,14 +142,14 @@ _JIT_ITSELF = frozenset({"jax._src.api", "jax._src.pjit", "jax._src.traceback_ut
 
 def jit_calls_under_way() -> list[tuple[str, str]]:
     """Return the name of each jitted function that this thread is in, and where that stands."""
-    found = []
+    calls = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _ASKED_BY_CPP:
             fun, info = frame.f_locals["fun"], frame.f_locals["jit_info"]
-            found.append((getattr(fun, "__name__", "a function"), info.fun_sourceinfo))
+            calls.append((getattr(fun, "__name__", "a function"), info.fun_sourceinfo))
         frame = frame.f_back
-    return found
+    return calls
 
 
 def parse_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
@@ -204,9 +204,9 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
 
         def make() -> tuple[Any, ...]:
             inferred, flat = infer_jit(fun, info, *sent)
-            done = run_jit(inferred, flat, fun, *sent)
-            learn(done[0])
-            return done
+            result = run_jit(inferred, flat, fun, *sent)
+            learn(result[0])
+            return result
 
         return make
 

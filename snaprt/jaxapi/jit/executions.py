@@ -105,7 +105,7 @@ class PureCall:
 
     Attributes:
         done: What JAX's C++ takes.
-        kept: Which of its arguments its executable takes; None where more goes in than those.
+        kept_arguments: Which of its arguments its executable takes; None where more goes in.
         donated: Which of the arguments the executable may take the memory of.
     """
 
@@ -127,7 +127,7 @@ class PureCall:
             self.done = run_jit(inferred, flat, fun, args, kwargs)
         jaxpr, compiled, const_args = self.done[4], self.done[5], self.done[7]
         execute = getattr(compiled, "unsafe_call", None)
-        self.kept: tuple[int, ...] | None = None
+        self.kept_arguments: tuple[int, ...] | None = None
         self.donated: tuple[int, ...] = ()
         if (
             isinstance(execute, _pxla.ExecuteReplicated)
@@ -135,6 +135,6 @@ class PureCall:
             and not (execute.mut or execute.ordered_effects or execute.has_unordered_effects)
             and not execute.has_host_callbacks
         ):
-            self.kept = tuple(sorted(execute.kept_var_idx))
+            self.kept_arguments = tuple(sorted(execute.kept_var_idx))
             flags = inferred.params["donated_invars"]
             self.donated = tuple([place for place, flag in enumerate(flags) if flag])

@@ -30,7 +30,7 @@ class JitModule:
     is_pure: bool  # whether it neither writes to references nor has effects
     has_all_results: bool  # whether each result that the user gets comes out of the module as it is
     # Which arguments go in, where those alone do, on one device; else None.
-    kept: tuple[int, ...] | None
+    kept_arguments: tuple[int, ...] | None
 
 
 def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModule:
@@ -46,7 +46,7 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
     inputs = _module_arguments(lowering, [*constants, *call.names])
     inputs += [f"reference{number}" for number in range(len(_captured_references(lowering)))]
     outputs = iter(call.results)
-    taken = {place for place in written if place is not None}
+    overwritten = {place for place in written if place is not None}
     donated = {number for number, flag in enumerate(lowering._donated_invars) if flag}
     avals = [*lowering.compile_args["global_in_avals"], *lowering.compile_args["global_out_avals"]]
     is_pure = not call.params["jaxpr"].effects and lowering.compile_args["mut"] is None
@@ -62,11 +62,11 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
             if written
             else outputs
         ),
-        donated=tuple(sorted(donated | taken)),
+        donated=tuple(sorted(donated | overwritten)),
         is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
         is_pure=is_pure,
         has_all_results=is_pure and not any(map(_is_float0, avals)),
-        kept=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
+        kept_arguments=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
     )
 
 
@@ -75,13 +75,13 @@ def jit_module_inputs(
 ) -> list[Any]:
     """Return the arrays with which a module is run, placed, for the arguments of a flat call."""
     lowering: Any = lowered._lowering
-    if module.kept is not None:
-        arrays = [args[number] for number in module.kept]
+    if module.kept_arguments is not None:
+        arrays = [args[number] for number in module.kept_arguments]
         if are_arrays(arrays):
             return arrays
-    given = _module_arguments(lowering, [*lowering.const_args, *args])
-    given += _captured_references(lowering)
-    arrays = [_in_module(_behind_reference(value)) for value in given]
+    arguments = _module_arguments(lowering, [*lowering.const_args, *args])
+    arguments += _captured_references(lowering)
+    arrays = [_in_module(_behind_reference(value)) for value in arguments]
     if len(lowering._device_list) > 1:
         shardings = lowering.compile()._in_shardings
         return [
@@ -117,19 +117,19 @@ def jit_module_outputs(
     written = _written_references(lowering)
     if not written:
         return results
-    given = _module_arguments(lowering, [*lowering.const_args, *args()])
-    given += _captured_references(lowering)
+    arguments = _module_arguments(lowering, [*lowering.const_args, *args()])
+    arguments += _captured_references(lowering)
     rest = iter(results)
     # The next execution may write to the reference, and take the memory of what is there.
     return [
-        next(rest) if place is None else jax.numpy.copy(_behind_reference(given[place]))
+        next(rest) if place is None else jax.numpy.copy(_behind_reference(arguments[place]))
         for place in written
     ]
 
 
-def _module_arguments(lowering: Any, given: Sequence[Any]) -> list[Any]:
-    kept = lowering.compile_args["kept_var_idx"]
-    return [value for number, value in enumerate(given) if number in kept]
+def _module_arguments(lowering: Any, arguments: Sequence[Any]) -> list[Any]:
+    indices = lowering.compile_args["kept_var_idx"]
+    return [value for number, value in enumerate(arguments) if number in indices]
 
 
 def _written_references(lowering: Any) -> list[int | None]:

@@ -90,11 +90,11 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
 def _is_taken(ahead: CompiledAhead, leaves: Any, tree: Any) -> bool:
     """Return whether these are arguments of a structure, shapes and dtypes that it takes."""
     try:
-        given = [(kind.shape, kind.dtype) for kind in map(jax.typeof, leaves)]
+        actual = [(kind.shape, kind.dtype) for kind in map(jax.typeof, leaves)]
     except (TypeError, ValueError):  # not an array
         return False
     kinds = [(info.shape, info.dtype) for info in jax.tree.leaves(ahead.lowered.args_info)]
-    return given == kinds and tree == ahead.lowered.in_tree
+    return actual == kinds and tree == ahead.lowered.in_tree
 
 
 def _ahead(lowered: Any, compiled: Any, options: Any, devices: Any) -> CompiledAhead | None:

@@ -178,8 +178,8 @@ def _ask_before(kind: Any) -> None:
     delete_array = kind.delete
 
     def delete(array: Any) -> None:
-        for one in _asked_before_deleted:
-            one(array)
+        for callback in _asked_before_deleted:
+            callback(array)
         delete_array(array)
 
     delete.__doc__ = delete_array.__doc__
@@ -222,11 +222,11 @@ def with_default_layouts(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
     others = [place for place, array in enumerate(arrays) if _is_laid_out_otherwise(array)]
     if not others:
         return None
-    found = list(arrays)
+    results = list(arrays)
     with evaluating():
         for place in others:
-            found[place] = jax.device_put(found[place], _default_format(found[place]))
-    return found
+            results[place] = jax.device_put(results[place], _default_format(results[place]))
+    return results
 
 
 def _is_laid_out_otherwise(array: Any) -> bool:

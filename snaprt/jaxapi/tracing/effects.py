@@ -32,7 +32,7 @@ def can_wait(effects: Iterable[Any]) -> bool:
 def closes_over_references(params: Mapping[str, Any]) -> bool:
     """Return whether a called function has references (`jax.new_ref`) among its constants."""
     constants = getattr(params.get("jaxpr"), "consts", ())
-    return any(isinstance(one, _core.Ref) for one in constants)
+    return any(isinstance(constant, _core.Ref) for constant in constants)
 
 
 _CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback"})
@@ -76,8 +76,8 @@ def before_waiting_for_effects(start: Callable[[], None]) -> None:
 
     @functools.wraps(original)
     def block_until_ready(self: Any) -> None:
-        for one in _asked_before_waiting:
-            one()
+        for callback in _asked_before_waiting:
+            callback()
         original(self)
 
     tokens.block_until_ready = block_until_ready

@@ -67,8 +67,12 @@ def failed_calls(error: BaseException) -> list[FailedCall]:
         elif code in _names_of_code():
             name = _names_of_code()[code]
             parameters = inspect.signature(inspect.unwrap(public_functions()[name])).parameters
-            found = {one: frame.f_locals[one] for one in parameters if one in frame.f_locals}
-            calls.append(FailedCall(name, found))
+            arguments = {
+                parameter: frame.f_locals[parameter]
+                for parameter in parameters
+                if parameter in frame.f_locals
+            }
+            calls.append(FailedCall(name, arguments))
     return calls
 
 
@@ -83,28 +87,28 @@ def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
     ]
 
     def call(*arrays: Any) -> Any:
-        left = iter(arrays)
-        filled = [next(left) if is_array_aval(leaf) else leaf for leaf in leaves]
+        remaining = iter(arrays)
+        filled = [next(remaining) if is_array_aval(leaf) else leaf for leaf in leaves]
         return _call_with(function, jax.tree.unflatten(tree, filled))
 
     jax.eval_shape(call, *shapes)
 
 
 def _call_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    given: list[Any] = []
-    named: dict[str, Any] = {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for name, parameter in inspect.signature(inspect.unwrap(function)).parameters.items():
         if name not in arguments:
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
-            given.extend(arguments[name])
+            args.extend(arguments[name])
         elif parameter.kind is parameter.VAR_KEYWORD:
-            named.update(arguments[name])
+            kwargs.update(arguments[name])
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            named[name] = arguments[name]
+            kwargs[name] = arguments[name]
         else:
-            given.append(arguments[name])
-    return function(*given, **named)
+            args.append(arguments[name])
+    return function(*args, **kwargs)
 
 
 def random_function_names() -> frozenset[str]:
@@ -113,8 +117,8 @@ def random_function_names() -> frozenset[str]:
     A module has a function of that name, or of that name, an underscore and a number, where a
     program calls one.
     """
-    names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
+    names = {f"jax._src.random.{module.name}" for module in pkgutil.iter_modules(_random.__path__)}
     modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]
     jitted: Any = type(_api.jit(lambda: None))
     functions = [value for module in modules for value in vars(module).values()]
-    return frozenset(one.__name__ for one in functions if isinstance(one, jitted))
+    return frozenset(function.__name__ for function in functions if isinstance(function, jitted))

@@ -46,8 +46,8 @@ def own_arguments(
     numbers = {n + last if n < 0 else n for n in getattr(info, "static_argnums", ())}
     names = getattr(info, "static_argnames", ())
     return (
-        tuple([one if number in numbers else _owned(one) for number, one in enumerate(args)]),
-        {name: one if name in names else _owned(one) for name, one in kwargs.items()},
+        tuple([value if number in numbers else _owned(value) for number, value in enumerate(args)]),
+        {name: value if name in names else _owned(value) for name, value in kwargs.items()},
     )
 
 
@@ -101,11 +101,11 @@ def _unshared(value: Any, place: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     place = getattr(place, "sharding", place)  # of a `Format`
-    found = getattr(place, "device_set", (place or default_device(),))
-    is_whole = len(found) == 1  # a part of an array begins elsewhere
+    devices = getattr(place, "device_set", (place or default_device(),))
+    is_whole = len(devices) == 1  # a part of an array begins elsewhere
     if is_whole and value.ctypes.data % _ALIGNMENT:
         return value
-    first = next(iter(found), None)
+    first = next(iter(devices), None)
     platform = first or _bridge.get_backend()
     return own(value) if getattr(platform, "platform", platform) == "cpu" else value
 

@@ -44,8 +44,8 @@ def abstract_evaluate(
     primitive: Any, avals: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Return (list of abstract values, effects) of one operation."""
-    found, effects = primitive.abstract_eval(*avals, **params)
-    return [*map(_over_mesh, found if primitive.multiple_results else (found,))], effects
+    results, effects = primitive.abstract_eval(*avals, **params)
+    return [*map(_over_mesh, results if primitive.multiple_results else (results,))], effects
 
 
 def _over_mesh(aval: Any) -> Any:
@@ -96,7 +96,7 @@ def unpackable_function(primitive: Any, params: Mapping[str, Any]) -> str | None
     if not is_call_of_users_jit(primitive, params):
         return None
     shardings = (*params["in_shardings"], *params["out_shardings"])
-    if any(isinstance(one, jax.sharding.Sharding) for one in shardings):
+    if any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings):
         return None
     return str(params["jaxpr"].jaxpr.debug_info.func_src_info)
 
@@ -114,7 +114,7 @@ def equations_within(primitive: Any, params: Mapping[str, Any]) -> int:
     An equation that is lowered to many operations counts as so many.
     """
     jaxprs = _core.jaxprs_in_params(params)
-    return _LOWERED_TO.get(primitive.name, 1) + sum(_extent_of_jaxpr(one)[0] for one in jaxprs)
+    return _LOWERED_TO.get(primitive.name, 1) + sum(_extent_of_jaxpr(jaxpr)[0] for jaxpr in jaxprs)
 
 
 def extent(
@@ -148,15 +148,15 @@ _extents: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDic
 
 
 def _extent_of_jaxpr(jaxpr: Any) -> tuple[int, float]:
-    known = _extents.get(jaxpr)
-    if known is None:
-        found = [
+    cached = _extents.get(jaxpr)
+    if cached is None:
+        extents = [
             extent(e.primitive, e.params, [v.aval for v in e.invars], [v.aval for v in e.outvars])
             for e in jaxpr.eqns
         ]
-        known = sum(n for n, _ in found), sum(work for _, work in found)
-        _extents[jaxpr] = known
-    return known
+        cached = sum(n for n, _ in extents), sum(work for _, work in extents)
+        _extents[jaxpr] = cached
+    return cached
 
 
 def constant_bytes(params: Mapping[str, Any]) -> int:
@@ -164,15 +164,15 @@ def constant_bytes(params: Mapping[str, Any]) -> int:
 
     Checked with jax 0.10.2, where closed jaxprs hold them, and 0.12.0, where all may.
     """
-    found = 0
+    total = 0
     for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(one, ClosedJaxpr | Jaxpr):
-                constants = getattr(one, "consts", ())
-                found += sum(getattr(constant, "nbytes", 0) for constant in constants)
-                equations = getattr(one, "jaxpr", one).eqns
-                found += sum(constant_bytes(equation.params) for equation in equations)
-    return found
+        for element in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(element, ClosedJaxpr | Jaxpr):
+                constants = getattr(element, "consts", ())
+                total += sum(getattr(constant, "nbytes", 0) for constant in constants)
+                equations = getattr(element, "jaxpr", element).eqns
+                total += sum(constant_bytes(equation.params) for equation in equations)
+    return total
 
 
 def without_constants(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,10 @@ def without_constants(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_constants(jaxpr: Any) -> Any:
-    references = [weakref.ref(one) if isinstance(one, jax.Array) else one for one in jaxpr.consts]
+    references = [
+        weakref.ref(constant) if isinstance(constant, jax.Array) else constant
+        for constant in jaxpr.consts
+    ]
     if hasattr(jaxpr, "with_consts"):  # JAX 0.12
         return jaxpr.with_consts(references)
     return jaxpr.replace(consts=references)
@@ -204,7 +207,9 @@ def can_be_lowered(primitive: Any, params: Mapping[str, Any]) -> bool:
     Of those with jaxprs, JAX runs `jax.checkpoint` alone equation by equation.
     """
     if primitive is _ad_checkpoint.remat_p:
-        return all(can_be_lowered(one.primitive, one.params) for one in params["jaxpr"].eqns)
+        return all(
+            can_be_lowered(equation.primitive, equation.params) for equation in params["jaxpr"].eqns
+        )
     return any(primitive in table for table in _lowering_tables())
 
 
@@ -233,7 +238,7 @@ def refuse_missing_algorithms(
     def operation(*operands: Any) -> Any:
         return primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
 
-    jax.jit(operation).lower(*[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
+    jax.jit(operation).lower(*[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals])
 
 
 _ALGORITHMS = (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
@@ -261,6 +266,13 @@ def primitive_named(name: str, module: str) -> Any:
         module: What `lowering_module` says of it.
     """
     tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
-    named = {one for table in tables for one in table if one.name == name}
-    ours = [one for one in named if lowering_module(one).partition(".")[0] in ("jax", "jaxlib")]
-    return next((one for one in ours if lowering_module(one) == module), next(iter(ours), None))
+    candidates = {primitive for table in tables for primitive in table if primitive.name == name}
+    ours = [
+        primitive
+        for primitive in candidates
+        if lowering_module(primitive).partition(".")[0] in ("jax", "jaxlib")
+    ]
+    return next(
+        (primitive for primitive in ours if lowering_module(primitive) == module),
+        next(iter(ours), None),
+    )

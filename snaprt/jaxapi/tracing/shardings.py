@@ -57,12 +57,14 @@ def named_shardings(params: Mapping[str, Any]) -> NamedShardings:
     results = tuple(map(_named, params.get("out_shardings", ())))
     if "unconstrained_dims" in params and not _mlir.contains_unconstrained(params["sharding"]):
         results = (_named(params["sharding"]),)
-    named = [*operands, *results, _named(params.get("sharding"))]
+    shardings = [*operands, *results, _named(params.get("sharding"))]
     commits = False
     for jaxpr in _core.jaxprs_in_params(params):
-        named += [_named(one) for one, _ in _dispatch.get_intermediate_shardings(jaxpr)]
+        shardings += [
+            _named(sharding) for sharding, _ in _dispatch.get_intermediate_shardings(jaxpr)
+        ]
         commits = commits or bool(_pxla.jaxpr_transfer_mem_kinds(jaxpr))
-    devices = {devices_of_sharding(sharding) for sharding in named if sharding is not None}
+    devices = {devices_of_sharding(sharding) for sharding in shardings if sharding is not None}
     # Of a jitted function, and of a change of an array's explicit sharding.
     meshes = (params.get("ctx_mesh"), params.get("concrete_mesh"), params.get("mesh"))
     mesh = next((m for m in meshes if isinstance(m, jax.sharding.Mesh) and not m.empty), None)
@@ -74,7 +76,7 @@ def named_shardings(params: Mapping[str, Any]) -> NamedShardings:
         commits=commits,
         operands=operands if any(operands) else (),
         results=results if any(results) else (),
-        ends_program=any(one is not None and changes_type(one) for one in results),
+        ends_program=any(sharding is not None and changes_type(sharding) for sharding in results),
     )
 
 
@@ -228,10 +230,10 @@ def shardings_of_module(
     """Return how a loaded executable spreads its parameters and its results over its devices."""
     over = device_list(devices)
 
-    def shardings(found: Any, count: int) -> list[jax.sharding.Sharding]:
-        if len(devices) == 1 or not found:  # the partitioner did not run: nothing is split
+    def shardings(op_shardings: Any, count: int) -> list[jax.sharding.Sharding]:
+        if len(devices) == 1 or not op_shardings:  # the partitioner did not run: nothing is split
             return [_shardings.GSPMDSharding.get_replicated(over)] * count
-        return [_shardings.GSPMDSharding(over, sharding) for sharding in found]
+        return [_shardings.GSPMDSharding(over, sharding) for sharding in op_shardings]
 
     return (
         shardings(executable.get_parameter_shardings(), parameters),

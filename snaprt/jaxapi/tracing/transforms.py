@@ -53,15 +53,15 @@ def intercept_transforms(kind: type, follow: FollowTransform) -> None:
 
     def maker(make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
-        def making(*given: Any, **options: Any) -> Any:
-            made = make(*given, **options)
-            if not callable(made) or not given:  # `jax.checkpoint(policy=...)`, for a decorator
-                return made
+        def making(*args: Any, **options: Any) -> Any:
+            transform = make(*args, **options)
+            if not callable(transform) or not args:  # `jax.checkpoint(policy=...)`, for a decorator
+                return transform
 
-            @functools.wraps(made)
-            def call(*operands: Any, **named: Any) -> Any:
-                result = ask(_call, made, (operands, named), {})
-                return made(*operands, **named) if result is _NOT else result
+            @functools.wraps(transform)
+            def call(*operands: Any, **kwargs: Any) -> Any:
+                result = ask(_call, transform, (operands, kwargs), {})
+                return transform(*operands, **kwargs) if result is _NOT else result
 
             return call
 
@@ -89,8 +89,8 @@ def intercept_transforms(kind: type, follow: FollowTransform) -> None:
 _NOT = NOT_FOLLOWED
 
 
-def _call(function: Any, operands: Any, named: Any) -> Any:
-    return function(*operands, **named)
+def _call(function: Any, operands: Any, kwargs: Any) -> Any:
+    return function(*operands, **kwargs)
 
 
 def _replace(function: Callable[..., Any], name: str, *modules: Any) -> None:

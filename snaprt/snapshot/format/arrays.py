@@ -270,12 +270,12 @@ def read_into(source: Any, target: memoryview, itemsize: int, digest: blake3.bla
         ValueError: The source ends too early.
     """
     for piece in _pieces(target):
-        done = 0
-        while done < len(piece):
-            count = source.readinto(piece[done:])
+        offset = 0
+        while offset < len(piece):
+            count = source.readinto(piece[offset:])
             if not count:
                 raise ValueError("it is truncated")
-            done += count
+            offset += count
         if itemsize > 1:
             piece[:] = unshuffle(piece, itemsize)
         digest.update(piece)

@@ -67,13 +67,13 @@ def _location(location: memoryview, files: Sequence[str], functions: Sequence[st
 @functools.lru_cache(maxsize=1024)
 def describe_sharding(sharding: jax.sharding.Sharding, ndim: int) -> ShardingRecord:
     """Return a sharding of an array of ``ndim`` dimensions as the manifest holds it."""
-    named = isinstance(sharding, jax.sharding.NamedSharding)
+    is_named = isinstance(sharding, jax.sharding.NamedSharding)
     return ShardingRecord(
         kind=type(sharding).__name__,
         devices=tuple(device.id for device in jaxapi.devices_of_sharding(sharding)),
         memory_kind=sharding.memory_kind or "",
         hlo=jaxapi.hlo_sharding_text(sharding, ndim),
-        **(_of_mesh(sharding) if named else {}),
+        **(_of_mesh(sharding) if is_named else {}),
     )
 
 
@@ -103,7 +103,7 @@ def index_of(index: Sequence[slice], shape: Sequence[int]) -> schema.Index:
         shape: Of the whole array.
     """
     slices = [*index, *[slice(None)] * len(shape)][: len(shape)]
-    return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
+    return tuple(span.indices(size)[:2] for span, size in zip(slices, shape, strict=True))
 
 
 def gather(

@@ -104,14 +104,14 @@ class Form:
 
     def _beginning(self, when: float) -> SmallZip:
         """Return a zip with the members before the arrays, made once for all that show one time."""
-        shown = shown_time(int(when))
-        begun = self._begun.get(shown)
+        clock_time = shown_time(int(when))
+        begun = self._begun.get(clock_time)
         if begun is None:
-            archive = SmallZip(shown)
-            for member, content, known in self._members:
-                archive.add(member, content, known_checksum=known)
-            self._begun = {shown: (begun := archive.joined())}
-        return SmallZip(shown, begun)
+            archive = SmallZip(clock_time)
+            for member, content, sum_ in self._members:
+                archive.add(member, content, known_checksum=sum_)
+            self._begun = {clock_time: (begun := archive.joined())}
+        return SmallZip(clock_time, begun)
 
     @functools.cached_property  # many programs run once
     def _fixed(self) -> _Fixed:
@@ -130,8 +130,8 @@ class Form:
         rest = schema.to_json(schema.changed(manifest, execution=execution, arrays=tuple(records)))
         texts: list[bytes] = []
         for different in differing:
-            same, found, rest = rest.partition(str(different).encode())
-            assert found, "the manifest has what differs in another order"
+            same, separator, rest = rest.partition(str(different).encode())
+            assert separator, "the manifest has what differs in another order"
             texts += (same, b"")
         before, _, after = schema.file_name(execution).partition(str(numbers[0]))
         headers = [arrays.npy_header(array.stored_dtype, array.stored_shape) for array in records]

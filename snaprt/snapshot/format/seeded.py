@@ -57,17 +57,17 @@ def summarize(values: np.ndarray, seed: int) -> Mapping[str, float]:
             with np.errstate(over="ignore"):
                 squares += float(np.square(chunk).sum())
             counted += chunk.size
-    kept: dict[str, float] = {"seed": seed}
-    kept |= {name: count / flat.size for name, count in counts.items() if count}
+    summary: dict[str, float] = {"seed": seed}
+    summary |= {name: count / flat.size for name, count in counts.items() if count}
     if counted:
         mean = total / counted
         deviation = math.sqrt(max(0.0, squares / counted - mean * mean))
-        told = {"minimum": low, "maximum": high, "mean": mean, "deviation": deviation}
-        kept |= {
+        statistics = {"minimum": low, "maximum": high, "mean": mean, "deviation": deviation}
+        summary |= {
             name: _shown(value, flat.size) if math.isfinite(value) else 0.0
-            for name, value in told.items()
+            for name, value in statistics.items()
         }
-    return kept
+    return summary
 
 
 def _parts(flat: np.ndarray) -> np.ndarray:
@@ -93,32 +93,32 @@ def draw(record: ArrayRecord) -> np.ndarray:
     Raises:
         SnapshotError: ml_dtypes does not know the dtype.
     """
-    kept = record.seeded
-    generator = np.random.Generator(np.random.PCG64(int(kept["seed"])))
+    summary = record.seeded
+    generator = np.random.Generator(np.random.PCG64(int(summary["seed"])))
     if record.key_impl:
         return generator.integers(0, 2**32, record.stored_shape, np.uint32)
     dtype = true_dtype(record.dtype)
     size = math.prod(record.shape) * (2 if dtype.kind == "c" else 1)
     if dtype == np.bool_:
-        return (generator.random(size) < kept["ones"]).reshape(record.shape)
+        return (generator.random(size) < summary["ones"]).reshape(record.shape)
     part = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
-    table = _table(kept, generator, part)
+    table = _table(summary, generator, part)
     flat = table[generator.integers(0, _TABLE, size, np.uint32)]
-    _place_specials(flat, kept, table, generator)
+    _place_specials(flat, summary, table, generator)
     return flat.view(dtype).reshape(record.shape)
 
 
 def _table(
-    kept: Mapping[str, float], generator: np.random.Generator, dtype: np.dtype
+    summary: Mapping[str, float], generator: np.random.Generator, dtype: np.dtype
 ) -> np.ndarray:
     """Draw values of the distribution to choose from; to draw each would take ten times longer."""
-    low, high = kept.get("minimum", 0.0), kept.get("maximum", 0.0)
+    low, high = summary.get("minimum", 0.0), summary.get("maximum", 0.0)
     span = high - low
     if span <= 0 or not math.isfinite(span):
         values = np.full(_TABLE, low)
     else:
-        mean = min(max((kept["mean"] - low) / span, 1e-6), 1 - 1e-6)
-        variance = min((kept["deviation"] / span) ** 2, mean * (1 - mean) * (1 - 1e-6))
+        mean = min(max((summary["mean"] - low) / span, 1e-6), 1 - 1e-6)
+        variance = min((summary["deviation"] / span) ** 2, mean * (1 - mean) * (1 - 1e-6))
         total = mean * (1 - mean) / max(variance, 1e-12) - 1
         values = low + span * generator.beta(mean * total, (1 - mean) * total, _TABLE)
         values[:2] = low, high
@@ -140,14 +140,14 @@ _SPECIALS: Final = {
 
 def _place_specials(
     flat: np.ndarray,
-    kept: Mapping[str, float],
+    summary: Mapping[str, float],
     table: np.ndarray,
     generator: np.random.Generator,
 ) -> None:
     """Put zeros, NaNs and infinities where chance wants them, and the extremes, which are rare."""
-    counts = {name: round(kept[name] * flat.size) for name in _SPECIALS if name in kept}
-    wanted = min(flat.size, sum(counts.values()) + 2)
-    places = generator.choice(flat.size, wanted, replace=False)
+    counts = {name: round(summary[name] * flat.size) for name in _SPECIALS if name in summary}
+    total = min(flat.size, sum(counts.values()) + 2)
+    places = generator.choice(flat.size, total, replace=False)
     start = 0
     for name, count in counts.items():
         flat[places[start : start + count]] = np.array(_SPECIALS[name]).astype(flat.dtype)

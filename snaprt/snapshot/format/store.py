@@ -67,9 +67,9 @@ class ArrayStore:
     def _seen_before(self, array: schema.ArrayContent) -> schema.ArrayRecord | None:
         if array.identity is None:
             return None
-        what, part = array.identity
-        reference, record = self._seen.get((id(what), part), (None, None))
-        if record is None or reference is None or reference() is not what:
+        source, part = array.identity
+        reference, record = self._seen.get((id(source), part), (None, None))
+        if record is None or reference is None or reference() is not source:
             return None
         if self._reuse(record.member) is None:  # somebody has cleared the folder
             return None
@@ -79,9 +79,9 @@ class ArrayStore:
     def _remember(self, array: schema.ArrayContent, record: schema.ArrayRecord) -> None:
         if array.identity is None:
             return
-        what, part = array.identity
-        seen, key = self._seen, (id(what), part)
-        seen[key] = (weakref.ref(what, lambda _: seen.pop(key, None) and None), record)
+        source, part = array.identity
+        seen, key = self._seen, (id(source), part)
+        seen[key] = (weakref.ref(source, lambda _: seen.pop(key, None) and None), record)
 
     def _stored(
         self, array: schema.ArrayContent, fetched: np.ndarray, stored: np.ndarray

@@ -203,9 +203,9 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     float: lambda value: {"float": value.hex()},
     complex: lambda value: {"complex": [value.real.hex(), value.imag.hex()]},
     bytes: lambda value: {"bytes": value.hex()},
-    tuple: lambda value: {"tuple": [encode(one) for one in value]},
-    list: lambda value: {"list": [encode(one) for one in value]},
-    dict: lambda value: {"dict": [[encode(key), encode(one)] for key, one in value.items()]},
+    tuple: lambda value: {"tuple": [encode(item) for item in value]},
+    list: lambda value: {"list": [encode(item) for item in value]},
+    dict: lambda value: {"dict": [[encode(key), encode(item)] for key, item in value.items()]},
 }
 
 
@@ -213,7 +213,7 @@ def _encode_object(value: Any, name: str) -> Any:
     if isinstance(value, enum.Enum):
         return {"enum": name, "name": value.name}
     fields = value._asdict() if hasattr(value, "_asdict") else vars(value)
-    return {"object": name, "fields": {key: encode(one) for key, one in fields.items()}}
+    return {"object": name, "fields": {key: encode(field) for key, field in fields.items()}}
 
 
 def decode(data: Any) -> Any:
@@ -244,7 +244,7 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "bytes": lambda data: bytes.fromhex(data["bytes"]),
     "tuple": lambda data: tuple(map(decode, data["tuple"])),
     "list": lambda data: list(map(decode, data["list"])),
-    "dict": lambda data: {decode(key): decode(one) for key, one in data["dict"]},
+    "dict": lambda data: {decode(key): decode(value) for key, value in data["dict"]},
     "aval": lambda data: decode_aval(data["aval"]),
     "dtype": lambda data: jaxapi.dtype_of_name(data["dtype"]),
     "scalar_type": lambda data: jaxapi.dtype_of_name(data["scalar_type"]).type,
@@ -253,7 +253,7 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     ).reshape(data["shape"]),
     "enum": lambda data: _CLASSES[data["enum"]][data["name"]],  # type: ignore[index]
     "object": lambda data: _CLASSES[data["object"]](
-        **{key: decode(one) for key, one in data["fields"].items()}
+        **{key: decode(value) for key, value in data["fields"].items()}
     ),
 }
 
@@ -264,11 +264,11 @@ def unencodable(data: Any) -> Iterator[str]:
         if _UNENCODABLE in data:
             yield str(data[_UNENCODABLE])
         else:
-            for one in data.values():
-                yield from unencodable(one)
+            for value in data.values():
+                yield from unencodable(value)
     elif isinstance(data, (list, tuple)):
-        for one in data:
-            yield from unencodable(one)
+        for item in data:
+            yield from unencodable(item)
 
 
 def encode_aval(aval: Any) -> dict[str, Any]:

@@ -44,14 +44,14 @@ class WholeWrites(io.FileIO):
         return len(view)
 
     def _write_all(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view) and os.getpid() == self._process:
-            done += super().write(view[done:]) or 0
+        count = 0
+        while count < len(view) and os.getpid() == self._process:
+            count += super().write(view[count:]) or 0
         if len(view) >= _BEHIND and hasattr(os, "posix_fadvise"):
             # Lets the disk begin with it now, so that `fsync` has less left to wait for.
             with contextlib.suppress(OSError):
                 end = super().tell()
-                os.posix_fadvise(self.fileno(), end - done, done, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self.fileno(), end - count, count, os.POSIX_FADV_DONTNEED)
 
     def _finish_pending(self) -> None:
         pending, self._pending = self._pending, None

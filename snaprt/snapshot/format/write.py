@@ -114,7 +114,7 @@ def _replace(folder: str, name: str, write: Callable[[str], _T], size: Callable[
     temporary = f"{folder}{os.sep}{temporary_name(name)}"
     try:
         try:
-            written = write(temporary)
+            result = write(temporary)
             os.replace(temporary, f"{folder}{os.sep}{name}")
         except BaseException:
             with contextlib.suppress(OSError):  # it may not be there yet
@@ -122,17 +122,17 @@ def _replace(folder: str, name: str, write: Callable[[str], _T], size: Callable[
             raise
     except OSError as error:
         raise _refused(Path(folder, name), size(), error) from error
-    return written
+    return result
 
 
 def _refused(path: Path, size: int, error: OSError) -> SnapshotError:
-    told = f"cannot write {path}: {error.strerror or error}"
+    message = f"cannot write {path}: {error.strerror or error}"
     if error.errno in _TOO_LARGE:
-        told += f"; it needs up to {size:,} bytes"
+        message += f"; it needs up to {size:,} bytes"
     if error.errno in _NO_SPACE:
         with contextlib.suppress(OSError):
-            told += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
-    return SnapshotError(told, hint=remedy(error, _ELSEWHERE))
+            message += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
+    return SnapshotError(message, hint=remedy(error, _ELSEWHERE))
 
 
 def _size(contents: schema.Contents) -> int:
@@ -155,13 +155,13 @@ def _write_at_once(path: str, parts: Sequence[Any]) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     file = _in_folder(path, lambda: os.open(path, flags, 0o666))
     try:
-        length, done = sum(map(len, parts)), 0
+        length, offset = sum(map(len, parts)), 0
         if len(parts) <= _MOST_BUFFERS and hasattr(os, "writev"):
-            done = os.writev(file, parts)  # without a copy
-        if done < length:  # such as on a disk that is full, which it says the next time
+            offset = os.writev(file, parts)  # without a copy
+        if offset < length:  # such as on a disk that is full, which it says the next time
             content = memoryview(b"".join(parts))
-            while done < length:
-                done += os.write(file, content[done:])
+            while offset < length:
+                offset += os.write(file, content[offset:])
     finally:
         os.close(file)
     return length
@@ -174,10 +174,10 @@ def _small_container(
     archive = SmallZip(shown_time(int(contents.execution.time)))
     members: list[tuple[str, bytes, int]] = []
 
-    def add(member: str, content: bytes, known: int | None) -> None:
-        known = checksum(content) if known is None else known
-        members.append((member, content, known))
-        archive.add(member, content, known_checksum=known)
+    def add(member: str, content: bytes, sum_: int | None) -> None:
+        sum_ = checksum(content) if sum_ is None else sum_
+        members.append((member, content, sum_))
+        archive.add(member, content, known_checksum=sum_)
 
     def add_array(member: str, array: schema.ArrayContent) -> schema.ArrayRecord:
         fetched, stored, compression, member = _prepared(member, array)
@@ -224,9 +224,9 @@ def _fill(
     add(schema.MARK_MEMBER, schema.MARK, None)
     module = {}
     for attribute, member in schema.MODULE_MEMBERS.items():
-        stored, known, record = _compressed(member, getattr(contents.module, attribute))
+        stored, sum_, record = _compressed(member, getattr(contents.module, attribute))
         module[attribute] = record
-        add(record.member, stored, known)
+        add(record.member, stored, sum_)
     records = []
     for number, array in enumerate(contents.arrays):
         if isinstance(array, schema.ArrayRecord):

@@ -65,12 +65,12 @@ def deviating_copies(arrays: Sequence[Any], devices: Devices) -> dict[int, tuple
         from the majority, or, where there is none, of all that hold the copies.
     """
     copied = {
-        place: groups for place, one in enumerate(arrays) if (groups := _copies(one, devices))
+        place: groups for place, array in enumerate(arrays) if (groups := _copies(array, devices))
     }
     if not copied:
         return {}
     table = _of_devices(_digests, ([arrays[place] for place in copied],), devices)
-    found: dict[int, tuple[int, ...]] = {}
+    deviations: dict[int, tuple[int, ...]] = {}
     for column, (place, groups) in enumerate(copied.items()):
         deviating: list[int] = []
         for group in groups:
@@ -85,8 +85,8 @@ def deviating_copies(arrays: Sequence[Any], devices: Devices) -> dict[int, tuple
                 if not has_majority or own != digest
             ]
         if deviating:
-            found[place] = tuple(sorted(deviating))
-    return found
+            deviations[place] = tuple(sorted(deviating))
+    return deviations
 
 
 def _copies(array: Any, devices: Devices) -> list[list[int]]:
@@ -165,8 +165,8 @@ def _gathering(devices: Devices) -> tuple[Callable[[Any], jax.Array], jax.shardi
 def _differing(first: Sequence[jax.Array], second: Sequence[jax.Array]) -> jax.Array:
     return jnp.stack(
         [
-            jnp.any(_words(one) != _words(other)).astype(np.uint32)
-            for one, other in zip(first, second, strict=True)
+            jnp.any(_words(left) != _words(right)).astype(np.uint32)
+            for left, right in zip(first, second, strict=True)
         ]
     )
 

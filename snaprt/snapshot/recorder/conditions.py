@@ -395,16 +395,16 @@ def _condition(text: str) -> Condition:
     if len(triggers) > 1:
         both = " and ".join(trigger.name for trigger in triggers)
         raise _wrong(text, f"{both} cannot hold together", f"--when {triggers[0].name} --when ...")
-    told = [(word, values[word.name]) for word in WORDS if word.name in values]
+    pairs = [(word, values[word.name]) for word in WORDS if word.name in values]
     execution, step = values.get("execution"), values.get("step")
     return Condition(
         text=text.strip(),
-        tests=tuple((word.holds, value) for word, value in told if word.holds),
-        lasting=tuple((word.holds, value) for word, value in told if word.holds and word.lasts),
+        tests=tuple((word.holds, value) for word, value in pairs if word.holds),
+        lasting=tuple((word.holds, value) for word, value in pairs if word.holds and word.lasts),
         executions=EVER if execution is None else execution.span(),
         steps=EVER if step is None else step.span(),
-        is_local=any(word.is_local for word, _ in told),
-        depends_on_time=any(word.is_local and not word.lasts for word, _ in told),
+        is_local=any(word.is_local for word, _ in pairs),
+        depends_on_time=any(word.is_local and not word.lasts for word, _ in pairs),
         trigger=triggers[0] if triggers else None,
         value=values[triggers[0].name] if triggers else None,
         devices=values.get("device"),

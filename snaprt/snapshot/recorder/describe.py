@@ -51,13 +51,13 @@ _JAX_SETTINGS = (
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Return package name to version, for what a program's results can depend on."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    packages = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            packages[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return packages
 
 
 def environment() -> Mapping[str, str]:
@@ -68,12 +68,12 @@ def environment() -> Mapping[str, str]:
     """
     global _seen_environment
     now, options = settings.raw_environment(), jaxapi.option_count()
-    variables_before, options_before, found = _seen_environment
+    variables_before, options_before, result = _seen_environment
     if now != variables_before or options != options_before:
         before = dict(now)
-        found = _read_environment()
-        _seen_environment = before, options, found
-    return found
+        result = _read_environment()
+        _seen_environment = before, options, result
+    return result
 
 
 _seen_environment: tuple[Any, int, Mapping[str, str]] = ({}, -1, {})
@@ -173,14 +173,14 @@ def error_text(error: BaseException) -> str:
 
 
 def describe(
-    held: HeldExecution,
+    execution: HeldExecution,
     role: schema.Role,
     index: int,
     device: jaxapi.Device,
     cause: Cause,
 ) -> schema.ExecutionRecord:
     """Return what the manifest says of an execution on one device."""
-    executable = held.executable
+    executable = execution.executable
     return schema.ExecutionRecord(
         role=role,
         name=executable.name,
@@ -188,11 +188,11 @@ def describe(
         process=jax.process_index(),
         executable=executable.number,
         device_index=index,
-        execution_count=held.moment.execution,
-        step=held.moment.step,
-        time=held.time,
+        execution_count=execution.moment.execution,
+        step=execution.moment.step,
+        time=execution.time,
         device=describe_device(device),
-        devices=tuple(describe_device(one) for one in executable.devices),
+        devices=tuple(map(describe_device, executable.devices)),
         platform_version=platform_version(device),
         versions=versions(),
         xla_flags=cause.xla_flags,
@@ -205,17 +205,17 @@ def describe(
         driver=driver(device.platform),
         processor=processor(device.platform),
         run=run_mark(),
-        rank=held.moment.rank,
+        rank=execution.moment.rank,
         reason=cause.reason,
         error=cause.error,
         host=platform.node(),
-        run_number=held.run_number if role == "outputs" else 1,
-        recheck=held.recheck,
+        run_number=execution.run_number if role == "outputs" else 1,
+        recheck=execution.recheck,
     )
 
 
 def likeness(
-    held: HeldExecution,
+    execution: HeldExecution,
     role: schema.Role,
     device: jaxapi.Device,
     cause: Cause,
@@ -225,38 +225,38 @@ def likeness(
     Returns:
         None where each file of such an execution is described by itself.
     """
-    arrays = held.inputs if role == "inputs" else held.outputs
-    if cause.error or held.recheck is not None or arrays is None:
+    arrays = execution.inputs if role == "inputs" else execution.outputs
+    if cause.error or execution.recheck is not None or arrays is None:
         return None
     traits: list[Any] = []
     for array in arrays:
         if not jaxapi.is_single_array(array):
             return None
         traits += (array.aval, array.sharding)
-    return cause, device, run_mark(), held.moment.rank, held.run_number, traits
+    return cause, device, run_mark(), execution.moment.rank, execution.run_number, traits
 
 
 def contents(
-    execution: schema.ExecutionRecord, held: HeldExecution, device: jaxapi.Device
+    record: schema.ExecutionRecord, execution: HeldExecution, device: jaxapi.Device
 ) -> schema.Contents:
     """Gather what goes into the file; in the writer's thread, so that it may take its time."""
-    is_inputs = execution.role == "inputs"
-    places = held.inputs if is_inputs else held.outputs
-    names = execution.input_names if is_inputs else execution.output_names
+    is_inputs = record.role == "inputs"
+    places = execution.inputs if is_inputs else execution.outputs
+    names = record.input_names if is_inputs else record.output_names
     assert places is not None
     fetch = functools.partial(_fetched, places, device)
     while True:
         arrays_now = list(places)
         try:
-            return gather(execution, held.executable.artifacts, names, arrays_now, device, fetch)
+            return gather(record, execution.executable.artifacts, names, arrays_now, device, fetch)
         except RuntimeError:  # one was deleted, and copied into its place before
-            if all(one is other for one, other in zip(arrays_now, places, strict=True)):
+            if all(array is current for array, current in zip(arrays_now, places, strict=True)):
                 raise
 
 
-def values(held: HeldExecution, role: schema.Role) -> list[np.ndarray]:
+def values(execution: HeldExecution, role: schema.Role) -> list[np.ndarray]:
     """Return the values of the arrays of one role, which have a `likeness`."""
-    places = held.inputs if role == "inputs" else held.outputs
+    places = execution.inputs if role == "inputs" else execution.outputs
     assert places is not None
     return [read_again(_of_one_device, places, place) for place in range(len(places))]
 
@@ -272,9 +272,9 @@ def _fetched(places: list[Any], device: jaxapi.Device, place: int) -> np.ndarray
 @functools.lru_cache(maxsize=64)
 def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names, each that was there before with its number added."""
-    taken: dict[str, None] = {}
+    unique: dict[str, None] = {}
     for number, name in enumerate(names):
-        while name in taken:
+        while name in unique:
             name = f"{name}#{number}"
-        taken[name] = None
-    return tuple(taken)
+        unique[name] = None
+    return tuple(unique)

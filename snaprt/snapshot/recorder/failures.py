@@ -30,12 +30,12 @@ def mark_recorded(error: BaseException) -> None:
 
 def is_recorded(error: BaseException) -> bool:
     """Return whether an error, or one that it came of, has led to a snapshot."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     following: BaseException | None = error
-    while following is not None and id(following) not in seen:
+    while following is not None and id(following) not in visited:
         if getattr(following, _MARK, False):
             return True
-        seen.add(id(following))
+        visited.add(id(following))
         following = following.__cause__ or following.__context__
     return False
 
@@ -143,9 +143,9 @@ def on_user_signal(dump: Callable[[], object]) -> None:
         return
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
-    taken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    if taken != -1:  # an event loop's
-        signal.set_wakeup_fd(taken)
+    previous = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    if previous != -1:  # an event loop's
+        signal.set_wakeup_fd(previous)
         _set_handler(signal.SIGUSR1, _dump, ends=False)
         return
     _set_handler(signal.SIGUSR1, lambda: None, ends=False)

@@ -58,7 +58,7 @@ class Budget:
         self._waiting = 0  # bytes admitted that are not on disk yet
         self._saved: float | None = None  # bytes that the rate still allows at once
         self._saved_at = 0.0
-        self._said: set[str] = set()
+        self._exceeded: set[str] = set()
 
     def admits(self, files: int, nbytes: int, folder: Path) -> bool:
         """Return whether so many files and bytes may go there; past a budget, count and say it."""
@@ -71,8 +71,8 @@ class Budget:
                 if self._saved is not None:
                     self._saved -= nbytes
                 return True
-            is_new = over not in self._said
-            self._said.add(over)
+            is_new = over not in self._exceeded
+            self._exceeded.add(over)
         metrics.counter_add("SnapshotOverBudget")
         if is_new:
             _log.warning(
@@ -138,37 +138,41 @@ class Filing:
         # By the executable's number, the role and the device's: what files must have in common.
         self._forms: dict[tuple[int, schema.Role, int], tuple[Any, Form]] = {}
 
-    def nbytes(self, held: HeldExecution, role: schema.Role) -> int:
+    def nbytes(self, execution: HeldExecution, role: schema.Role) -> int:
         """Return how many bytes the arrays of one role have: those of each execution of it."""
-        key = held.executable.number, role
+        key = execution.executable.number, role
         if key not in self._nbytes:
-            places = held.inputs if role == "inputs" else held.outputs
+            places = execution.inputs if role == "inputs" else execution.outputs
             if places is None:
                 return 0
             self._nbytes[key] = sum(array.nbytes for array in places)
         return self._nbytes[key]
 
     def admits(
-        self, held: HeldExecution, conditions: Sequence[Condition], output_bytes: int
+        self, execution: HeldExecution, conditions: Sequence[Condition], output_bytes: int
     ) -> bool:
         """Return whether the budgets have room for an execution, and take it."""
-        roles = [_roles(index, words, conditions) for index, _, words in held.devices]
-        nbytes = output_bytes + self.nbytes(held, "inputs")
-        return self.budget.admits(sum(map(len, roles)), nbytes, held.plan.folder)
+        roles = [_roles(index, words, conditions) for index, _, words in execution.devices]
+        nbytes = output_bytes + self.nbytes(execution, "inputs")
+        return self.budget.admits(sum(map(len, roles)), nbytes, execution.plan.folder)
 
     def queue(
-        self, held: HeldExecution, role: schema.Role, conditions: Sequence[Condition], cause: Cause
+        self,
+        execution: HeldExecution,
+        role: schema.Role,
+        conditions: Sequence[Condition],
+        cause: Cause,
     ) -> int:
         """Queue the files of one role of an admitted execution; return the arrays' bytes."""
-        nbytes = self.nbytes(held, role)
-        for index, device in _devices(held, role, conditions):
-            write = functools.partial(self._write, held, role, index, device, cause, nbytes)
+        nbytes = self.nbytes(execution, role)
+        for index, device in _devices(execution, role, conditions):
+            write = functools.partial(self._write, execution, role, index, device, cause, nbytes)
             self.writer.call(write, nbytes)
         return nbytes
 
     def _write(
         self,
-        held: HeldExecution,
+        execution: HeldExecution,
         role: schema.Role,
         index: int,
         device: jaxapi.Device,
@@ -177,14 +181,14 @@ class Filing:
     ) -> None:
         try:
             if nbytes >= arrays.LARGE:
-                held.ends_within(_PATIENCE_SECONDS)
-            self._write_file(held, role, index, device, cause, held.plan.folder)
+                execution.ends_within(_PATIENCE_SECONDS)
+            self._write_file(execution, role, index, device, cause, execution.plan.folder)
         finally:
             self.budget.written(nbytes)
 
     def _write_file(
         self,
-        held: HeldExecution,
+        execution: HeldExecution,
         role: schema.Role,
         index: int,
         device: jaxapi.Device,
@@ -196,22 +200,24 @@ class Filing:
         The first one of a program asks for all that is to be said of it, such as the versions of
         packages; what the next ones have in common with it is written as it was then.
         """
-        key = held.executable.number, role, index
-        alike = likeness(held, role, device, cause)
+        key = execution.executable.number, role, index
+        alike = likeness(execution, role, device, cause)
         known, form = self._forms.get(key, (None, None))
         if form is not None and known == alike and form.is_for_another(store_for(folder)):
-            moment = held.moment
+            moment = execution.moment
             name = form.file_name(moment.execution)
             is_written = self.writer.write_parts(
                 folder,
                 name,
-                lambda: form.parts(moment.execution, moment.step, held.time, values(held, role)),
+                lambda: form.parts(
+                    moment.execution, moment.step, execution.time, values(execution, role)
+                ),
             )
             return name if is_written else None
-        execution = describe(held, role, index, device, cause)
-        name = schema.file_name(execution)
+        record = describe(execution, role, index, device, cause)
+        name = schema.file_name(record)
         written = self.writer.write(
-            folder / name, functools.partial(contents, execution, held, device)
+            folder / name, functools.partial(contents, record, execution, device)
         )
         if written is None:
             return None
@@ -222,7 +228,7 @@ class Filing:
         return name
 
     def write_now(
-        self, held: HeldExecution, folder: Path, cause: Cause | None = None
+        self, execution: HeldExecution, folder: Path, cause: Cause | None = None
     ) -> list[Path]:
         """Write all of an execution into ``folder`` in this thread; return the files.
 
@@ -230,39 +236,41 @@ class Filing:
         """
         names = []
         for role in schema.ROLES:
-            if role == "outputs" and not held.has_outputs():
+            if role == "outputs" and not execution.has_outputs():
                 continue
-            for index, device in _devices(held, role, None):
+            for index, device in _devices(execution, role, None):
                 why = cause or Cause(KEEP_LAST)
-                names.append(self._write_file(held, role, index, device, why, folder))
+                names.append(self._write_file(execution, role, index, device, why, folder))
         return [folder / name for name in names if name is not None]
 
-    def queue_all(self, held: HeldExecution, files: Sequence[Path] | None, cause: Cause) -> None:
+    def queue_all(
+        self, execution: HeldExecution, files: Sequence[Path] | None, cause: Cause
+    ) -> None:
         """Queue all of an execution of the ring, or its files where it is on disk already."""
-        folder = held.plan.folder
+        folder = execution.plan.folder
         if files is not None:
             self.writer.call(functools.partial(_move, files, folder))
             return
-        nbytes = sum(array.nbytes for array in held.inputs)
-        self.writer.call(functools.partial(self.write_now, held, folder, cause), nbytes)
+        nbytes = sum(array.nbytes for array in execution.inputs)
+        self.writer.call(functools.partial(self.write_now, execution, folder, cause), nbytes)
 
 
-def names_of(held: HeldExecution, cause: Cause) -> list[Path]:
+def names_of(execution: HeldExecution, cause: Cause) -> list[Path]:
     """Return the files that an execution becomes when all of it is written."""
     return [
-        held.plan.folder / schema.file_name(describe(held, role, index, device, cause))
+        execution.plan.folder / schema.file_name(describe(execution, role, index, device, cause))
         for role in schema.ROLES
-        for index, device in _devices(held, role, None)
+        for index, device in _devices(execution, role, None)
     ]
 
 
 def _devices(
-    held: HeldExecution, role: schema.Role, conditions: Sequence[Condition] | None
+    execution: HeldExecution, role: schema.Role, conditions: Sequence[Condition] | None
 ) -> Iterator[tuple[int, jaxapi.Device]]:
     """Yield the devices of which a role is recorded; without conditions, as the callback says."""
-    if role == "outputs" and held.outputs is None:
+    if role == "outputs" and execution.outputs is None:
         return
-    for index, device, words in held.devices:
+    for index, device, words in execution.devices:
         if role in (words if conditions is None else _roles(index, words, conditions)):
             yield index, device
 
@@ -271,12 +279,12 @@ def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -
     """Return what of a device is recorded: what both the callback and a condition ask for."""
     if len(conditions) == 1 and conditions[0].devices is None:
         return words & conditions[0].roles
-    asked = [
+    roles = [
         condition.roles
         for condition in conditions
         if condition.devices is None or index in condition.devices
     ]
-    return words & frozenset().union(*asked)
+    return words & frozenset().union(*roles)
 
 
 def _move(files: Sequence[Path], folder: Path) -> None:
@@ -294,24 +302,26 @@ class Ring:
     def __init__(self, spill: Callable[[HeldExecution, Path], list[Path]]) -> None:
         self._spill = spill
         self._lock = threading.RLock()
-        self._held: OrderedDict[HeldExecution, list[Path] | None] = OrderedDict()
+        self._executions: OrderedDict[HeldExecution, list[Path] | None] = OrderedDict()
         self._folders: set[Path] = set()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._executions)
 
-    def add(self, held: HeldExecution) -> None:
+    def add(self, execution: HeldExecution) -> None:
         """Hold an execution that begins, and let go of the oldest past the plan's number."""
         with self._lock:
-            self._held[held] = None
-            while len(self._held) > held.plan.keep_last:
-                self._forget(self._held.popitem(last=False)[1])
+            self._executions[execution] = None
+            while len(self._executions) > execution.plan.keep_last:
+                self._forget(self._executions.popitem(last=False)[1])
 
     def make_room(self, budget: int) -> None:
         """Write the oldest to disk until those in memory take at most ``budget`` bytes."""
         while True:
             with self._lock:
-                in_memory = [held for held, files in self._held.items() if files is None]
+                in_memory = [
+                    execution for execution, files in self._executions.items() if files is None
+                ]
                 # The newest may not have ended yet.
                 if len(in_memory) < 2 or sum(_sizes(in_memory).values()) <= budget:
                     return
@@ -322,9 +332,9 @@ class Ring:
                 self._folders.add(folder)
             files = self._spill(oldest, folder)
             with self._lock:
-                if oldest in self._held:
+                if oldest in self._executions:
                     # Its place in the ring stays; its arrays may go.
-                    self._held[oldest] = files
+                    self._executions[oldest] = files
                     oldest.let_go()
                     metrics.counter_add("SnapshotRingSpilled")
                 else:
@@ -333,19 +343,19 @@ class Ring:
     def executions(self) -> list[HeldExecution]:
         """Return those that it holds, oldest first."""
         with self._lock:
-            return list(self._held)
+            return list(self._executions)
 
     def take(self) -> list[tuple[HeldExecution, list[Path] | None]]:
         """Empty the ring; return each execution with its files, or None where it is in memory."""
         with self._lock:
-            taken = list(self._held.items())
-            self._held.clear()
-        return taken
+            entries = list(self._executions.items())
+            self._executions.clear()
+        return entries
 
     def close(self) -> None:
         """Let go of everything, on disk as well."""
         with self._lock:
-            self._held.clear()
+            self._executions.clear()
             for folder in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
             self._folders.clear()
@@ -359,6 +369,8 @@ class Ring:
 def _sizes(executions: Iterable[HeldExecution]) -> dict[int, int]:
     """Return id to bytes of each array that they hold: one that several hold counts once."""
     arrays: list[Any] = [
-        array for held in executions for array in (*held.inputs, *(held.outputs or ()))
+        array
+        for execution in executions
+        for array in (*execution.inputs, *(execution.outputs or ()))
     ]
     return {id(array): int(array.nbytes) for array in arrays}

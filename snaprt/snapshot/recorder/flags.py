@@ -133,7 +133,7 @@ def _ask_xla(variable: str) -> str:
         "from jaxlib import xla_client\nxla_client.CompileOptions()"
     )
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "XLA_FLAGS": variable},
             stdin=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ def _ask_xla(variable: str) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stderr.decode(errors="replace") if done.returncode else ""
+    return process.stderr.decode(errors="replace") if process.returncode else ""
 
 
 def _names_in_xla() -> set[str]:
@@ -209,7 +209,7 @@ def compiler_overrides() -> dict[str, bool | str]:
     if not options[SNAPSHOTS_FLAG]:
         return {}
     overrides: dict[str, bool | str] = {SNAPSHOTS_FLAG: False}
-    asked = {name for name, value in options.items() if value}
-    if asked <= {SNAPSHOTS_FLAG, FOLDER_FLAG, "xla_dump_hlo_as_long_text"}:  # the last: by default
+    flags = {name for name, value in options.items() if value}
+    if flags <= {SNAPSHOTS_FLAG, FOLDER_FLAG, "xla_dump_hlo_as_long_text"}:  # the last: by default
         overrides[FOLDER_FLAG] = ""  # as in `without_ours`
     return overrides

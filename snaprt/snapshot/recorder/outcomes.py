@@ -66,28 +66,28 @@ class OutcomeWatch:
         self._last_end = 0
         self._is_closed = False
 
-    def add(self, held: HeldExecution) -> None:
+    def add(self, execution: HeldExecution) -> None:
         """Watch an execution that has begun and whose outputs are on their way."""
         if self._is_closed:
-            self._tell(held, is_timed=True)
+            self._tell(execution, is_timed=True)
             return
-        is_short = held.limit < SHORT_NANOSECONDS
+        is_short = execution.limit < SHORT_NANOSECONDS
         if is_short:
             if len(self._watched) >= MAX_WAITING:
                 with metrics.timed("SnapshotWatchWait"), self._fewer:
                     self._waiters += 1
                     self._fewer.wait_for(lambda: len(self._watched) < MAX_WAITING)
                     self._waiters -= 1
-        elif held.limit < time.perf_counter_ns() - held.began and held.is_ready():
+        elif execution.limit < time.perf_counter_ns() - execution.began and execution.is_ready():
             self.look()
             with self._telling:  # it ended before the call of it returned
-                self._tell(held, is_timed=True)
+                self._tell(execution, is_timed=True)
             return
-        self._watched.append(held)
+        self._watched.append(execution)
         if is_short:
             self._hurry.set()
-        elif held.limit < self._shortest:
-            self._shortest = held.limit
+        elif execution.limit < self._shortest:
+            self._shortest = execution.limit
         if not self._something_to_see.is_set():
             self._something_to_see.set()
             if self._thread is None:
@@ -122,22 +122,22 @@ class OutcomeWatch:
         self.settle()
 
     def _look_on(self) -> None:
-        seen = self._something_to_see
+        event = self._something_to_see
         while True:
-            seen.wait()
+            event.wait()
             self._hurry.wait(self._pause())
             self._hurry.clear()
             self.look()
             self._wait_for_late()
             if not self._watched:
-                seen.clear()
+                event.clear()
                 if self._watched:  # added meanwhile, by who saw that it was set
-                    seen.set()
+                    event.set()
 
     def _pause(self) -> float:
         """Return seconds in which no execution goes past its limit unseen, if any is to."""
         now = time.perf_counter_ns()
-        left = [held.began + held.limit - now for held in list(self._watched)]
+        left = [execution.began + execution.limit - now for execution in list(self._watched)]
         return max(0.0, min(LOOK_SECONDS, min([self._shortest, *left]) / 1e9))
 
     def _wait_for_late(self) -> None:
@@ -146,9 +146,9 @@ class OutcomeWatch:
             now = time.perf_counter_ns()
             awaited = next(
                 (
-                    held
-                    for held in list(self._watched)
-                    if _is_short(held) or held.began + held.limit < now
+                    execution
+                    for execution in list(self._watched)
+                    if _is_short(execution) or execution.began + execution.limit < now
                 ),
                 None,
             )
@@ -159,27 +159,27 @@ class OutcomeWatch:
                     self._tell_oldest()
 
     def _tell_oldest(self) -> None:
-        held = self._watched.popleft()
-        self._tell(held, is_timed=_is_short(held) or not held.is_ready())
+        execution = self._watched.popleft()
+        self._tell(execution, is_timed=_is_short(execution) or not execution.is_ready())
 
-    def _tell(self, held: HeldExecution, *, is_timed: bool) -> None:
+    def _tell(self, execution: HeldExecution, *, is_timed: bool) -> None:
         error: Exception | None = None
         try:
-            held.wait()
+            execution.wait()
         except Exception as raised:
             error = raised
         now = time.perf_counter_ns()
         # Where executions queue up, one begins when the one before it ends.
-        took = now - max(held.began, self._last_end)
+        took = now - max(execution.began, self._last_end)
         self._last_end = now
-        self._ended(held, error, took if is_timed and held.limit < math.inf else 0)
+        self._ended(execution, error, took if is_timed and execution.limit < math.inf else 0)
         if self._waiters:
             with self._fewer:
                 self._fewer.notify_all()
 
 
-def _is_short(held: HeldExecution) -> bool:
-    return held.limit < SHORT_NANOSECONDS
+def _is_short(execution: HeldExecution) -> bool:
+    return execution.limit < SHORT_NANOSECONDS
 
 
 class Outcomes:
@@ -205,41 +205,45 @@ class Outcomes:
         """Return whether an execution is about to be recorded, here or for another rank."""
         return bool(self._being_recorded) or self.sharing.awaits_execution()
 
-    def ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
+    def ended(
+        self, execution: HeldExecution, error: BaseException | None, nanoseconds: int
+    ) -> None:
         """Judge the conditions that had to wait for the end of an execution."""
         try:
             struck: dict[Trigger, list[Condition]] | None = None
-            for condition in held.watching:  # at each execution: no more than it takes
+            for condition in execution.watching:  # at each execution: no more than it takes
                 trigger = condition.trigger
                 if trigger is not None and trigger.strikes(
-                    condition.value, held, error, nanoseconds
+                    condition.value, execution, error, nanoseconds
                 ):
                     struck = struck or {}
                     struck.setdefault(trigger, []).append(condition)
             is_recorded = False
             for trigger, conditions in struck.items() if struck else ():
                 strike = functools.partial(
-                    self._strike, trigger, conditions, held, error, nanoseconds
+                    self._strike, trigger, conditions, execution, error, nanoseconds
                 )
                 if trigger.confirms is None:
                     is_recorded |= strike()
                 else:
-                    self._filing.writer.call(strike, sum(array.nbytes for array in held.inputs))
-            if error is not None and held.plan.keep_last and not is_recorded:
+                    self._filing.writer.call(
+                        strike, sum(array.nbytes for array in execution.inputs)
+                    )
+            if error is not None and execution.plan.keep_last and not is_recorded:
                 mark_recorded(error)
-                self.fail(held, Cause("error", error_text(error)))
+                self.fail(execution, Cause("error", error_text(error)))
         except Exception as raised:
             self._filing.writer.complain(raised)
 
     def dump_ring(self, cause: Cause) -> list[Path]:
         """Queue what the ring holds to be written, and return the files that it will become."""
         expected: list[Path] = []
-        for held, files in self._ring.take():
+        for execution, files in self._ring.take():
             if files is None:
-                expected += names_of(held, cause)
+                expected += names_of(execution, cause)
             else:
-                expected += [held.plan.folder / file.name for file in files]
-            self._filing.queue_all(held, files, cause)
+                expected += [execution.plan.folder / file.name for file in files]
+            self._filing.queue_all(execution, files, cause)
         return expected
 
     def dump_everywhere(self, cause: Cause) -> None:
@@ -251,47 +255,49 @@ class Outcomes:
         self,
         trigger: Trigger,
         struck: Sequence[Condition],
-        held: HeldExecution,
+        execution: HeldExecution,
         error: BaseException | None,
         nanoseconds: int,
     ) -> bool:
         """Record an execution; return whether a condition asks for it."""
-        if trigger.confirms is not None and not trigger.confirms(held, error):
-            self.sharing.suspect(held)
+        if trigger.confirms is not None and not trigger.confirms(execution, error):
+            self.sharing.suspect(execution)
             return False
         if trigger.counter:
             metrics.counter_add(trigger.counter)
-        conditions = [condition for condition in struck if condition.takes(held.moment.graph_id)]
+        conditions = [
+            condition for condition in struck if condition.takes(execution.moment.graph_id)
+        ]
         if not conditions:
             return False
         if error is not None:
             mark_recorded(error)
         reason = trigger.reason(conditions[0].text, nanoseconds)
         cause = Cause(reason, "" if error is None else error_text(error))
-        outputs = [] if held.outputs is None or error is not None else held.outputs
-        self._being_recorded.add(id(held))
+        outputs = [] if execution.outputs is None or error is not None else execution.outputs
+        self._being_recorded.add(id(execution))
         try:
-            if self.sharing.claim(held) and self._filing.admits(
-                held, conditions, sum(array.nbytes for array in outputs)
+            if self.sharing.claim(execution) and self._filing.admits(
+                execution, conditions, sum(array.nbytes for array in outputs)
             ):
-                self._filing.queue(held, "inputs", conditions, cause)
+                self._filing.queue(execution, "inputs", conditions, cause)
                 if outputs:
-                    self._filing.queue(held, "outputs", conditions, cause)
-            self.sharing.struck(held, reason)  # after what is its own: nobody may hear
+                    self._filing.queue(execution, "outputs", conditions, cause)
+            self.sharing.struck(execution, reason)  # after what is its own: nobody may hear
         finally:
-            self._being_recorded.discard(id(held))
+            self._being_recorded.discard(id(execution))
         if trigger.is_failure:
-            self.fail(held, cause)
+            self.fail(execution, cause)
         return True
 
-    def fail(self, held: HeldExecution, cause: Cause) -> None:
+    def fail(self, execution: HeldExecution, cause: Cause) -> None:
         """Do what follows from a failure, beside recording it: empty the ring, stop the program."""
         metrics.counter_add("SnapshotFailures")
-        if held.plan.keep_last:
+        if execution.plan.keep_last:
             self.dump_everywhere(Cause(KEEP_LAST, cause.error))
-        if held.plan.stops:
+        if execution.plan.stops:
             self.stop_with = (
-                f"execution {held.moment.execution} of {held.executable.name}."
-                f"{held.executable.graph_id} was recorded for {cause.reason!r} into "
-                f"{held.plan.folder}, and the program is to stop then"
+                f"execution {execution.moment.execution} of {execution.executable.name}."
+                f"{execution.executable.graph_id} was recorded for {cause.reason!r} into "
+                f"{execution.plan.folder}, and the program is to stop then"
             )

@@ -195,8 +195,8 @@ class HeldExecution:
         Args:
             error: What it failed with: JAX may have found one, and handed out no outputs.
         """
-        found = None if error is None else jaxapi.forbidden_value(error)
-        of_outputs = _kinds(self.outputs or ()) if found is None else frozenset({found})
+        kind = None if error is None else jaxapi.forbidden_value(error)
+        of_outputs = _kinds(self.outputs or ()) if kind is None else frozenset({kind})
         return bool(of_outputs) and bool(of_outputs - _kinds(self.inputs))
 
 
@@ -228,14 +228,14 @@ def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> li
         hold: Whether copies lie on the device or the host; ``host``: whether all are copies there.
     """
     # NumPy's own may change.
-    held = [array if _is_of_jax(array.__class__) else np.array(array) for array in inputs]
+    arrays = [array if _is_of_jax(array.__class__) else np.array(array) for array in inputs]
     if donated or hold == "host":
         for number, array in enumerate(inputs):
             if isinstance(array, jax.Array) and (
                 number in donated or (hold == "host" and not _is_on_host(array))
             ):
-                held[number] = copy(array, hold)
-    return held
+                arrays[number] = copy(array, hold)
+    return arrays
 
 
 @functools.cache
@@ -293,13 +293,13 @@ def _kept(arrays: Sequence[Any]) -> list[Any]:
     return list(arrays)
 
 
-def remember(held: HeldExecution) -> None:
-    """Let the arrays of ``held`` be copied if somebody donates them while it is alive."""
+def remember(execution: HeldExecution) -> None:
+    """Let the arrays of ``execution`` be copied if somebody donates them while it is alive."""
     global _most
-    held.inputs = _kept(held.inputs)
-    _alive.append(weakref.ref(held))
+    execution.inputs = _kept(execution.inputs)
+    _alive.append(weakref.ref(execution))
     if len(_alive) > _most:
-        _alive[:] = [one for one in _alive if one() is not None]
+        _alive[:] = [reference for reference in _alive if reference() is not None]
         _most = max(_MANY, 2 * len(_alive))
 
 
@@ -312,11 +312,11 @@ def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
     """Copy, where they are held, arrays whose memory the next execution takes."""
     if not _alive:
         return
-    _alive[:] = alive = [one for one in _alive if one() is not None]
+    _alive[:] = alive = [reference for reference in _alive if reference() is not None]
     going = {id(array) for array in arrays}
     copies: dict[int, Any] = {}
-    for held in filter(None, [one() for one in alive]):
-        for places in (held.inputs, held.outputs or []):
+    for execution in filter(None, [reference() for reference in alive]):
+        for places in (execution.inputs, execution.outputs or []):
             for place, array in enumerate(places):
                 if id(array) in going:
                     if id(array) not in copies:

@@ -129,9 +129,9 @@ def current_plan() -> Plan | None:
     A setting that cannot be used is logged once and counts as off.
     """
     global _seen
-    asked = _of_thread.plan
-    if asked is not None:
-        return asked
+    override = _of_thread.plan
+    if override is not None:
+        return override
     texts = _texts.now()
     seen = _seen
     if texts == seen[0]:
@@ -154,11 +154,11 @@ def check_plan() -> None:
     _read_plan()
 
 
-def _read_plan(given: Path | None = None, otherwise: tuple[Condition, ...] = ()) -> Plan | None:
+def _read_plan(directory: Path | None = None, otherwise: tuple[Condition, ...] = ()) -> Plan | None:
     """Read what the environment asks for.
 
     Args:
-        given: The directory, whatever the environment says.
+        directory: The directory, whatever the environment says.
         otherwise: The conditions where the environment has none.
     """
     flags = os.environ.get("XLA_FLAGS", "")
@@ -172,10 +172,10 @@ def _read_plan(given: Path | None = None, otherwise: tuple[Condition, ...] = ())
     neuron = _neuron_conditions()
     if neuron:
         folder = folder or folder_of(flags)
-        asked: str = settings.get("NEURON_DUMP_HLO_SNAPSHOT")
-        if asked in _NEURON_HOLDS:
+        mode: str = settings.get("NEURON_DUMP_HLO_SNAPSHOT")
+        if mode in _NEURON_HOLDS:
             # The guide: "snapshots will be automatically produced and execution terminated".
-            hold, stops = _NEURON_HOLDS[asked], True
+            hold, stops = _NEURON_HOLDS[mode], True
         conditions += neuron
     elif folder is not None and text is None and not keep_last:
         conditions = parse_conditions("all")
@@ -184,7 +184,7 @@ def _read_plan(given: Path | None = None, otherwise: tuple[Condition, ...] = ())
         if not conditions:
             return None
     return Plan(
-        folder=given or folder or _default_folder(),
+        folder=directory or folder or _default_folder(),
         conditions=conditions,
         keep_last=keep_last,
         keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
@@ -212,10 +212,10 @@ def _neuron_conditions() -> tuple[Condition, ...]:
     Source: AWS Neuron, "Developer Guide for Training with PyTorch NeuronX", section "Snapshotting
     with Torch-Neuronx 1.13", and "PyTorch NeuronX Environment Variables".
     """
-    asked: str = settings.get("NEURON_DUMP_HLO_SNAPSHOT")
-    if asked == "0" or not settings.get("NEURON_FRAMEWORK_DEBUG"):
+    mode: str = settings.get("NEURON_DUMP_HLO_SNAPSHOT")
+    if mode == "0" or not settings.get("NEURON_FRAMEWORK_DEBUG"):
         return ()
-    words = ("all",) if asked == "1" else ("nan", "error")
+    words = ("all",) if mode == "1" else ("nan", "error")
     where = ", rank=master, device=0" if settings.get("NEURON_NC0_ONLY_SNAPSHOT") else ""
     return parse_conditions(";".join(word + where for word in words))
 

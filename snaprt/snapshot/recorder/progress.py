@@ -199,18 +199,18 @@ class Progress:
             if hasattr(leaf, "is_ready") and (smallest is None or leaf.nbytes < smallest[0]):
                 smallest = leaf.nbytes, path
         if smallest is None:
-            known: tuple[Find, bool] = (_nothing, True)
+            find: tuple[Find, bool] = (_nothing, True)
         else:
-            known = _finder(smallest[1]), smallest[0] <= _HELD_BYTES
+            find = _finder(smallest[1]), smallest[0] <= _HELD_BYTES
             try:
-                known[0](results).is_ready()
+                find[0](results).is_ready()
             except Exception:  # a class of the user's that names its parts by numbers
                 place = [id(leaf) for leaf in jax.tree.leaves(results)].index(
                     id(_leaf_at(results, smallest[1]))
                 )
-                known = (lambda results: jax.tree.leaves(results)[place]), known[1]
-        self._finds[number] = known
-        return known
+                find = (lambda results: jax.tree.leaves(results)[place]), find[1]
+        self._finds[number] = find
+        return find
 
 
 def _leaf_at(results: Any, path: Any) -> Any:

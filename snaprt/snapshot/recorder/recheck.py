@@ -66,7 +66,7 @@ class Rechecks:
         self._counts: dict[str, int] = {}  # how many of each graph ran again
         self._left_alone: set[str] = set()  # graphs that the processes did not meet for
         self._not_deterministic: set[str] = set()  # graphs
-        self._said: set[object] = set()  # of copies that differ
+        self._reported: set[object] = set()  # of copies that differ
 
     def applies(self, executable: RecordedExecutable, conditions: Sequence[Condition]) -> bool:
         """Return whether executions may run again for these conditions; say once why not.
@@ -87,18 +87,18 @@ class Rechecks:
             return True
         return False
 
-    def check(self, held: HeldExecution) -> None:
+    def check(self, execution: HeldExecution) -> None:
         """Run an execution again whose outputs are on their way, and record it if they differ.
 
         Raises:
             ExecutionError: It could not run again here, while other processes wait for that.
         """
-        executable = held.executable
-        places = bits.comparable(held.outputs or (), executable.devices)
+        executable = execution.executable
+        places = bits.comparable(execution.outputs or (), executable.devices)
         if not places:
             return
         try:
-            held.wait()
+            execution.wait()
         except Exception:  # it failed: that is told elsewhere
             return
         with metrics.timed("RecheckTime"):
@@ -106,7 +106,7 @@ class Rechecks:
                 self._counts.get(executable.graph_id, 0) + 1
             )
             try:
-                finding = self._look(held, places, number)
+                finding = self._look(execution, places, number)
             except ExecutionError:
                 raise
             except Exception as error:
@@ -119,34 +119,34 @@ class Rechecks:
                 self._filing.writer.complain(error, f"re-checking {executable.name}")
                 return
         if finding is not None:
-            self._accuse(held, places, finding)
+            self._accuse(execution, places, finding)
 
-    def _look(self, held: HeldExecution, places: list[int], number: int) -> _Finding | None:
+    def _look(self, execution: HeldExecution, places: list[int], number: int) -> _Finding | None:
         """Run it again, once more if that differs, and return what is wrong, if anything is."""
-        devices = held.executable.devices
-        elsewhere = self._other_devices(held, number)
+        devices = execution.executable.devices
+        elsewhere = self._other_devices(execution, number)
         try:
-            ready = _inputs(held)
+            ready = _inputs(execution)
         except Exception as error:  # no memory for copies: the other processes do not wait for long
-            self._left_alone.add(held.executable.graph_id)
-            self._filing.writer.complain(error, f"re-checking {held.executable.name}")
+            self._left_alone.add(execution.executable.graph_id)
+            self._filing.writer.complain(error, f"re-checking {execution.executable.name}")
             return None
-        if not self._meet(held, f"{number}.2"):
+        if not self._meet(execution, f"{number}.2"):
             return None
-        first: _Run = [held.outputs[place] for place in places], None  # type: ignore[index]
-        second = _run(held, places, ready, elsewhere[0] if elsewhere else None)
+        first: _Run = [execution.outputs[place] for place in places], None  # type: ignore[index]
+        second = _run(execution, places, ready, elsewhere[0] if elsewhere else None)
         del ready
         table = bits.differences(first[0], second[0], devices)
         copies = bits.deviating_copies(first[0], devices)
         metrics.counter_add("Rechecks")
         if table.any():
             third_device = elsewhere[1] if len(elsewhere) > 1 else None
-            return self._judge(held, places, table, (first, second), third_device, number)
-        return self._judge_copies(held, places, copies) if copies else None
+            return self._judge(execution, places, table, (first, second), third_device, number)
+        return self._judge_copies(execution, places, copies) if copies else None
 
     def _judge(
         self,
-        held: HeldExecution,
+        execution: HeldExecution,
         places: list[int],
         table: np.ndarray,
         runs: tuple[_Run, _Run],
@@ -154,12 +154,12 @@ class Rechecks:
         number: int,
     ) -> _Finding | None:
         """Run it a third time, which tells which of two runs was wrong, if one was."""
-        executable = held.executable
+        executable = execution.executable
         first, second = runs
-        ready = _inputs(held)
-        if not self._meet(held, f"{number}.3"):
+        ready = _inputs(execution)
+        if not self._meet(execution, f"{number}.3"):
             return _Finding(0, table, "runs 1 and 2 differ; there was no third run", second)
-        third = _run(held, places, ready, device)
+        third = _run(execution, places, ready, device)
         with_first, with_second = (
             not bits.differences(run[0], third[0], executable.devices).any() for run in runs
         )
@@ -178,7 +178,7 @@ class Rechecks:
             if with_second:
                 return _Finding(1, table, "run 1 differs from runs 2 and 3, which agree", second)
             return _Finding(2, table, "run 2 differs from runs 1 and 3, which agree", second)
-        where = [f"{_name(one[1] or own)}" for one in (first, second, third)]
+        where = [f"{_name(run[1] or own)}" for run in (first, second, third)]
         if with_second:
             words = f"run 1 on {where[0]} differs from runs 2 and 3 on {where[1]} and {where[2]}"
             return _Finding(1, table, f"{words}, which agree", second, (own,))
@@ -189,15 +189,15 @@ class Rechecks:
         return _Finding(0, table, f"{words} agrees with run 1: one of the two is wrong", second, ())
 
     def _judge_copies(
-        self, held: HeldExecution, places: list[int], copies: dict[int, tuple[int, ...]]
+        self, execution: HeldExecution, places: list[int], copies: dict[int, tuple[int, ...]]
     ) -> _Finding | None:
         """Return what is wrong where devices hold other copies of an output, unless it is known."""
         metrics.counter_add("RecheckReplicaMismatch")
-        known = held.executable.graph_id, tuple(copies.items())
-        if known in self._said:
+        mismatch = execution.executable.graph_id, tuple(copies.items())
+        if mismatch in self._reported:
             return None
-        self._said.add(known)
-        devices = held.executable.devices
+        self._reported.add(mismatch)
+        devices = execution.executable.devices
         table = np.zeros((len(devices), len(places)), bool)
         for place, deviating in copies.items():
             table[list(deviating), place] = True
@@ -210,12 +210,12 @@ class Rechecks:
             ", in both runs (jax.shard_map with check_vma=False may return different values as "
             "replicas; this is reported once)"
         )
-        named = tuple(devices[number] for number in sorted(suspects)) if is_majority else ()
-        return _Finding(0, table, words, None, named)
+        accused = tuple(devices[number] for number in sorted(suspects)) if is_majority else ()
+        return _Finding(0, table, words, None, accused)
 
-    def _accuse(self, held: HeldExecution, places: list[int], finding: _Finding) -> None:
+    def _accuse(self, execution: HeldExecution, places: list[int], finding: _Finding) -> None:
         """Count it, say it, and record the execution with the outputs of both runs."""
-        executable, devices = held.executable, held.executable.devices
+        executable, devices = execution.executable, execution.executable.devices
         if finding.again is not None:
             metrics.counter_add("RecheckMismatch")
         differing = np.flatnonzero(finding.table.any(1))
@@ -223,10 +223,11 @@ class Rechecks:
         if suspects is None:
             suspects = tuple(devices[number] for number in _most(finding.table))
         names = [
-            executable.output_names[places[one]] for one in np.flatnonzero(finding.table.any(0))
+            executable.output_names[places[column]]
+            for column in np.flatnonzero(finding.table.any(0))
         ]
-        whose = f"execution {held.moment.execution} of {executable.name}.{executable.graph_id}"
-        step = f" (step {held.moment.step})" if held.moment.step >= 0 else ""
+        whose = f"execution {execution.moment.execution} of {executable.name}.{executable.graph_id}"
+        step = f" (step {execution.moment.step})" if execution.moment.step >= 0 else ""
         on = ", ".join(map(_name, suspects or [devices[number] for number in differing]))
         where = f", on {on}" if finding.again is None or finding.again[1] is None else ""
         if not suspects and finding.suspects is None:
@@ -237,7 +238,7 @@ class Rechecks:
         )
         second = finding.again[1] if finding.again is not None else None
         ran_on = [devices[0], second or devices[0]] if len(devices) == 1 else []
-        held.recheck = schema.RecheckRecord(
+        execution.recheck = schema.RecheckRecord(
             wrong_run=finding.wrong_run,
             devices=tuple(describe_device(devices[number]) for number in differing),
             suspects=tuple(map(describe_device, suspects)),
@@ -245,28 +246,28 @@ class Rechecks:
             ran_on=tuple(map(describe_device, ran_on)),
             finding=sentence,
         )
-        conditions = held.rechecked_for
+        conditions = execution.rechecked_for
         cause = Cause(f"{conditions[0].text} ({finding.words})")
         _log.error(
-            "a device computed wrong results: %s. Recorded in %s", sentence, held.plan.folder
+            "a device computed wrong results: %s. Recorded in %s", sentence, execution.plan.folder
         )
-        nbytes = sum(array.nbytes for array in held.outputs or ())
-        if self._filing.admits(held, conditions, 2 * nbytes):
-            self._filing.queue(held, "inputs", conditions, cause)
-            self._filing.queue(held, "outputs", conditions, cause)
+        nbytes = sum(array.nbytes for array in execution.outputs or ())
+        if self._filing.admits(execution, conditions, 2 * nbytes):
+            self._filing.queue(execution, "inputs", conditions, cause)
+            self._filing.queue(execution, "outputs", conditions, cause)
             if finding.again is not None:
-                again = copy.copy(held)
-                again.run_number, again.outputs = 2, list(held.outputs or ())
+                again = copy.copy(execution)
+                again.run_number, again.outputs = 2, list(execution.outputs or ())
                 for place, array in zip(places, finding.again[0], strict=True):
                     again.outputs[place] = array
                 self._filing.queue(again, "outputs", conditions, cause)
-        self._failed(held, cause)
+        self._failed(execution, cause)
 
-    def _other_devices(self, held: HeldExecution, number: int) -> list[jaxapi.Device]:
+    def _other_devices(self, execution: HeldExecution, number: int) -> list[jaxapi.Device]:
         """Return the devices on which to run it again, where another one is asked for."""
-        if all(one.value != OTHER_DEVICE for one in held.rechecked_for):
+        if all(condition.value != OTHER_DEVICE for condition in execution.rechecked_for):
             return []
-        executable = held.executable
+        executable = execution.executable
         own = executable.devices[0]
         others = [] if len(executable.devices) > 1 else _devices_like(own)
         if not others:
@@ -282,19 +283,19 @@ class Rechecks:
         turn = number % len(others)
         return [*others[turn:], *others[:turn]]
 
-    def _meet(self, held: HeldExecution, run: str) -> bool:
+    def _meet(self, execution: HeldExecution, run: str) -> bool:
         """Return whether all processes of a program are about to run it again; wait for them."""
-        executable = held.executable
+        executable = execution.executable
         if not spans_processes(executable):
             return True
         processes = jaxapi.processes_of(executable.devices)
-        name = f"snaprt/recheck/{executable.graph_id}/{held.moment.execution}/{run}"
+        name = f"snaprt/recheck/{executable.graph_id}/{execution.moment.execution}/{run}"
         if jaxapi.all_arrive(name, processes, SECONDS_TO_MEET):
             return True
         self._left_alone.add(executable.graph_id)
         self._say_once(
             f"{executable.name}.{executable.graph_id} is no longer re-checked: not all of its "
-            f"processes were ready to run execution {held.moment.execution} again within "
+            f"processes were ready to run execution {execution.moment.execution} again within "
             f"{SECONDS_TO_MEET:g} s. Start all processes with the same --when"
         )
         return False
@@ -305,26 +306,26 @@ def spans_processes(executable: RecordedExecutable) -> bool:
     return len(jaxapi.processes_of(executable.devices)) > 1
 
 
-def _inputs(held: HeldExecution) -> list[Any]:
+def _inputs(execution: HeldExecution) -> list[Any]:
     """Return the inputs of an execution for another run, which may take the memory of its own."""
-    donated = frozenset(held.executable.donated)
+    donated = frozenset(execution.executable.donated)
     return [
         jaxapi.copy_array(array) if place in donated and isinstance(array, jax.Array) else array
-        for place, array in enumerate(held.inputs)
+        for place, array in enumerate(execution.inputs)
     ]
 
 
 def _run(
-    held: HeldExecution, places: list[int], inputs: Sequence[Any], device: jaxapi.Device | None
+    execution: HeldExecution, places: list[int], inputs: Sequence[Any], device: jaxapi.Device | None
 ) -> _Run:
     """Run it again; return the outputs that are compared, on the devices of the first run."""
-    results = held.executable.run_again(inputs, device)
+    results = execution.executable.run_again(inputs, device)
     if device is None:
         return [results[place] for place in places], None
-    assert held.outputs is not None
+    assert execution.outputs is not None
     moved = []
     for place in places:
-        like: Any = held.outputs[place]
+        like: Any = execution.outputs[place]
         data = jax.device_put(results[place], jaxapi.data_of_keys(like).sharding)
         moved.append(jaxapi.keys_of_data(data, like))
     return moved, device

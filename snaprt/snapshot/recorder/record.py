@@ -63,14 +63,14 @@ from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 _MOST_NAMES = 8  # of programs that are told
-_MOST_SAID = 1000  # of lines that are said once
+_MOST_LOGGED = 1000  # of lines that are said once
 _log = logging.getLogger("snaprt.snapshot")
 
 _UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
 
 
 @dataclass
-class _Seen:
+class _History:
     """What is known of an executable that has run."""
 
     name: str
@@ -102,7 +102,7 @@ class Resting:
         return wants_next
 
 
-_Begun = tuple[RecordedExecutable, Plan, Prospect, _Seen, Sequence[Any], int, int, float]
+_Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, float]
 """An execution that has begun, of which nothing is wanted yet: with its inputs, how many came
 before, and when it began, as `HeldExecution` says it twice."""
 
@@ -120,7 +120,7 @@ class Recorder:
     ) -> None:
         self.writer = SnapshotWriter() if writer is None else writer
         self._step = step
-        self._seen: dict[int, _Seen] = {}
+        self._histories: dict[int, _History] = {}
         self._plan: Plan | None = None  # the last one that was acted on
         self._began = 0.0  # when the first plan was acted on
         self._process = 0  # of JAX's, once somebody asks to record
@@ -137,7 +137,7 @@ class Recorder:
         self._listens = False  # to SIGUSR1
         self._has_failed = False  # the program, or a thread or lazy scope of it
         self._has_met = False  # a condition that does not wait for the end
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     # What whoever compiles a program asks.
 
@@ -174,11 +174,11 @@ class Recorder:
             self._act_on(plan)
             if self._prospect(plan, executable).conditions:
                 return False
-            here = self._moment(plan, executable, 0, 0)
+            moment = self._moment(plan, executable, 0, 0)
             return not any(
-                prospect(plan.conditions, here._replace(rank=rank)).conditions
+                prospect(plan.conditions, moment._replace(rank=rank)).conditions
                 for rank in jaxapi.processes_of(executable.devices)
-                if rank != here.rank
+                if rank != moment.rank
             )
         except Exception as error:
             self.writer.complain(error)
@@ -190,29 +190,34 @@ class Recorder:
         Returns:
             None where each is to be told to `before`.
         """
-        seen = self._seen.get(executable.number) or self._meet(executable)
+        history = self._histories.get(executable.number) or self._meet(executable)
         plan = current_plan()
         if plan is None:
-            return Resting(seen.counter, Rest())
-        if seen.never_rests is plan:
+            return Resting(history.counter, Rest())
+        if history.never_rests is plan:
             return None
         hopes = self._prospect(plan, executable)
         is_changed = plan.wants_flag or (plan.withholds_donation and executable.donated)
         if (
             plan.keep_last
             or plan.stops
-            or any(one.is_judged_each_time or one.wants_each for one in hopes.conditions)
+            or any(
+                condition.is_judged_each_time or condition.wants_each
+                for condition in hopes.conditions
+            )
             or (is_changed and not self.ignores(executable))
         ):
-            seen.never_rests = plan
+            history.never_rests = plan
             return None
-        count, step = seen.executions, self._step()
-        until = rest_of([one.rest(executable.graph_id, count, step) for one in hopes.conditions])
-        return Resting(seen.counter, until) if until.execution > count else None
+        count, step = history.executions, self._step()
+        until = rest_of(
+            [condition.rest(executable.graph_id, count, step) for condition in hopes.conditions]
+        )
+        return Resting(history.counter, until) if until.execution > count else None
 
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
-        return max((seen.executions for seen in self._seen.values()), default=0)
+        return max((history.executions for history in self._histories.values()), default=0)
 
     def missed(self, name: str, reason: str) -> None:
         """Learn that an execution ran unseen, and why; say so once if it was to be recorded."""
@@ -232,8 +237,8 @@ class Recorder:
         )
 
     def _say_once(self, text: str) -> None:
-        if text not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(text)
+        if text not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(text)
             _log.warning("%s\nThis is said once.", text)
 
     # What happens to executions, in order.
@@ -249,8 +254,8 @@ class Recorder:
         Raises:
             ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
-        seen = self._seen.get(executable.number) or self._meet(executable)
-        count = next(seen.counter)
+        history = self._histories.get(executable.number) or self._meet(executable)
+        count = next(history.counter)
         if self._outcomes.stop_with is not None:
             self._stop()
         plan = current_plan()
@@ -263,14 +268,14 @@ class Recorder:
         try:
             if plan is not self._plan:
                 self._act_on(plan)
-            judged, hopes = seen.prospect
+            judged, hopes = history.prospect
             if judged is not plan:
                 hopes = self._prospect(plan, executable)
             if hopes.is_left_to_the_end and records_all():
                 self._last = None
                 self._watch.look()
                 began, now = time.perf_counter_ns(), time.time()
-                return executable, plan, hopes, seen, inputs, count, began, now
+                return executable, plan, hopes, history, inputs, count, began, now
             first, last = hopes.executions
             if not first <= count <= last:
                 return None
@@ -278,7 +283,7 @@ class Recorder:
             first, last = hopes.steps
             if not first <= step <= last:
                 return None
-            return self._begin(plan, hopes.conditions, count, step, executable, inputs, seen)
+            return self._begin(plan, hopes.conditions, count, step, executable, inputs, history)
         except Exception as error:
             self.writer.complain(error)
             return None
@@ -305,21 +310,23 @@ class Recorder:
             ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
         try:
-            held = self._held(token)
-            held.take_outputs(outputs, flag)
+            execution = self._held(token)
+            execution.take_outputs(outputs, flag)
             if has_compiled:
-                held.limit = math.inf
-            if held.cause is not None:
-                nbytes = self._filing.queue(held, "outputs", held.recorded_for, held.cause)
-                self._seen[held.executable.number].output_bytes = nbytes
-            if held.watching:
-                if held.plan.wants_flag:
-                    self._seen[held.executable.number].watched += 1
-                self._watch.add(held)
-            if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
+                execution.limit = math.inf
+            if execution.cause is not None:
+                nbytes = self._filing.queue(
+                    execution, "outputs", execution.recorded_for, execution.cause
+                )
+                self._histories[execution.executable.number].output_bytes = nbytes
+            if execution.watching:
+                if execution.plan.wants_flag:
+                    self._histories[execution.executable.number].watched += 1
+                self._watch.add(execution)
+            if execution.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
                 self._room_made = time.monotonic()
-                self.writer.call(lambda: self._ring.make_room(held.plan.keep_bytes))
-            if held.plan.stops and held.watching:
+                self.writer.call(lambda: self._ring.make_room(execution.plan.keep_bytes))
+            if execution.plan.stops and execution.watching:
                 self._watch.settle()  # whoever is to stop at a failure waits for each execution
                 self.writer.flush()
         except Exception as error:
@@ -341,9 +348,9 @@ class Recorder:
         self, executable: RecordedExecutable, inputs: Sequence[Any], error: BaseException
     ) -> None:
         """Learn that a program could not be compiled; record it with what it would have run on."""
-        held = self.before(executable, inputs)
-        if held is not None:
-            self.failed(held, error)
+        execution = self.before(executable, inputs)
+        if execution is not None:
+            self.failed(execution, error)
 
     def program_failed(self, error: BaseException) -> None:
         """Learn of an exception that ends the program or leaves a scope: record what ran last."""
@@ -378,9 +385,9 @@ class Recorder:
 
     def dump_now(self) -> list[Path]:
         """Write what the flight recorder holds, and empty it; return the files that are there."""
-        for held in self._ring.executions():
+        for execution in self._ring.executions():
             with contextlib.suppress(Exception):  # it failed: there are no outputs
-                held.wait()
+                execution.wait()
         files = self._outcomes.dump_ring(Cause(KEEP_LAST))
         self.flush()
         return [file for file in files if file.exists()]
@@ -427,20 +434,20 @@ class Recorder:
         self._watch.look()
         self.writer.end()
 
-    def _meet(self, executable: RecordedExecutable) -> _Seen:
-        return self._seen.setdefault(executable.number, _Seen(executable.name))
+    def _meet(self, executable: RecordedExecutable) -> _History:
+        return self._histories.setdefault(executable.number, _History(executable.name))
 
     def _prospect(self, plan: Plan, executable: RecordedExecutable) -> Prospect:
         """Return which conditions of a plan may hold of an executable, and when; judge it once."""
-        seen = self._seen.get(executable.number) or self._meet(executable)
-        judged, hopes = seen.prospect
+        history = self._histories.get(executable.number) or self._meet(executable)
+        judged, hopes = history.prospect
         if judged is not plan:
             hopes = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
             if plan.keep_last:  # the flight recorder holds all, and what hangs in its call too
                 hopes = hopes._replace(executions=EVER, steps=EVER, is_left_to_the_end=False)
             if executable.donated or plan.hold != "device":  # what is held is copied first
                 hopes = hopes._replace(is_left_to_the_end=False)
-            seen.prospect = plan, hopes
+            history.prospect = plan, hopes
         return hopes
 
     def _moment(self, plan: Plan, executable: RecordedExecutable, count: int, step: int) -> Moment:
@@ -455,7 +462,7 @@ class Recorder:
         step: int,
         executable: RecordedExecutable,
         inputs: Sequence[Any],
-        seen: _Seen,
+        history: _History,
     ) -> HeldExecution | None:
         """Hold an execution of which something may be wanted, and queue what is already."""
         moment = self._moment(plan, executable, count, step)
@@ -476,10 +483,10 @@ class Recorder:
         if not at_once and not watching and not again and not plan.keep_last:
             return None
         self._watch.look()
-        devices = self._devices(executable, count, seen)
+        devices = self._devices(executable, count, history)
         if not devices and not (again and spans_processes(executable)):
             return None
-        held = HeldExecution(
+        execution = HeldExecution(
             executable,
             plan,
             moment,
@@ -490,12 +497,12 @@ class Recorder:
             time.perf_counter_ns(),
             time.time(),
         )
-        held.rechecked_for = again
-        self._keep(held)
-        if at_once and self._filing.admits(held, at_once, seen.output_bytes):
-            held.recorded_for, held.cause = at_once, Cause(at_once[0].text)
-            self._filing.queue(held, "inputs", at_once, held.cause)
-        return held
+        execution.rechecked_for = again
+        self._keep(execution)
+        if at_once and self._filing.admits(execution, at_once, history.output_bytes):
+            execution.recorded_for, execution.cause = at_once, Cause(at_once[0].text)
+            self._filing.queue(execution, "inputs", at_once, execution.cause)
+        return execution
 
     def _held(self, token: HeldExecution | _Begun) -> HeldExecution:
         """Return an execution under way with all that is to be known of it.
@@ -504,43 +511,47 @@ class Recorder:
         """
         if isinstance(token, HeldExecution):
             return token
-        executable, plan, hopes, seen, inputs, count, began, now = token
-        held = HeldExecution(
+        executable, plan, hopes, history, inputs, count, began, now = token
+        execution = HeldExecution(
             executable,
             plan,
             self._moment(plan, executable, count, self._step()),
-            self._devices(executable, count, seen),
+            self._devices(executable, count, history),
             hold_inputs(inputs, (), plan.hold),
             hopes.conditions,
             hopes.limit,
             began,
             now,
         )
-        self._keep(held)
-        return held
+        self._keep(execution)
+        return execution
 
-    def _keep(self, held: HeldExecution) -> None:
+    def _keep(self, execution: HeldExecution) -> None:
         """Hold an execution for what may be asked of it later."""
-        remember(held)
-        if held.plan.keep_last:
-            self._ring.add(held)
-        if held.watching:
-            self._outcomes.sharing.hold(held)
-        if held.watching and held.plan.waits_for_errors:
-            self._last = held
+        remember(execution)
+        if execution.plan.keep_last:
+            self._ring.add(execution)
+        if execution.watching:
+            self._outcomes.sharing.hold(execution)
+        if execution.watching and execution.plan.waits_for_errors:
+            self._last = execution
 
     def _devices(
-        self, executable: RecordedExecutable, count: int, seen: _Seen
+        self, executable: RecordedExecutable, count: int, history: _History
     ) -> tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]:
         """Return this process's devices of which the callback lets something be recorded."""
-        if seen.devices is None:
-            here = [one for one in executable.devices if one.process_index == self._process]
-            seen.devices = tuple((index, one, BOTH_ROLES) for index, one in enumerate(here))
+        if history.devices is None:
+            local_devices = [
+                device for device in executable.devices if device.process_index == self._process
+            ]
+            history.devices = tuple(
+                (index, device, BOTH_ROLES) for index, device in enumerate(local_devices)
+            )
         if records_all():
-            return seen.devices
+            return history.devices
         return tuple(
             (index, device, words)
-            for index, device, _ in seen.devices
+            for index, device, _ in history.devices
             if (words := decide(executable.name, index, count))
         )
 
@@ -568,16 +579,16 @@ class Recorder:
             _log.warning(
                 "nothing was recorded: no execution met %s; what ran was %s",
                 "; ".join(texts),
-                _few({seen.name for seen in self._seen.values()}),
+                _few({history.name for history in self._histories.values()}),
             )
         is_found = any(map(metrics.counter_value, ("SnapshotNaN", "SnapshotForOtherRank")))
         if plan.wants_flag and not is_found:
-            watched = [seen for seen in self._seen.values() if seen.watched]
+            watched = [history for history in self._histories.values() if history.watched]
             missed = int(metrics.counter_value("SnapshotMissed") or 0)
             _log.warning(
                 "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
-                sum(seen.watched for seen in watched),
-                _few({seen.name for seen in watched}) or "none ran",
+                sum(history.watched for history in watched),
+                _few({history.name for history in watched}) or "none ran",
                 f"; {missed} could not be" if missed else "",
             )
 

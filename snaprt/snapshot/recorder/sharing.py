@@ -65,11 +65,11 @@ class Sharing:
         self._bytes: dict[int, int] = {}  # of the inputs of each executable
         self._suspects: deque[HeldExecution] = deque(maxlen=_MOST_SUSPECTS)
         self._begun: dict[str, int] = {}  # the last execution of each graph
-        self._wanted: dict[_Key, Cause] = {}  # that have not begun here
+        self._requested: dict[_Key, Cause] = {}  # that have not begun here
         self._awaited: set[_Key] = set()  # those of them that run on devices of this rank too
         self._recorded: set[_Key] = set()
         self._has_other_folder = False  # and so has said it
-        self._said = ""  # where all ranks say that they record what this one does
+        self._recording_folder = ""  # where all ranks say that they record what this one does
         self._agreeing = threading.Lock()
         self._agreed: dict[str, bool] = {}  # whether programs of a group of ranks have flags
 
@@ -82,20 +82,20 @@ class Sharing:
         opened = channel() if len(ranks) > 1 else None
         if opened is None:
             return True
-        asked = plan.texts
-        group = _digest((asked, tuple(ranks)))
+        texts = plan.texts
+        group = _digest((texts, tuple(ranks)))
         with self._agreeing:
             if group not in self._agreed:
-                self._agreed[group] = self._agree(opened, asked, group, ranks)
+                self._agreed[group] = self._agree(opened, texts, group, ranks)
             return self._agreed[group]
 
     def _agree(
-        self, opened: Channel, asked: Sequence[str], group: str, ranks: Sequence[int]
+        self, opened: Channel, texts: Sequence[str], group: str, ranks: Sequence[int]
     ) -> bool:
-        said = _tell_what_is_recorded(opened, asked)
+        folder = _tell_what_is_recorded(opened, texts)
         end = time.monotonic() + SECONDS
         while True:
-            missing = set(ranks) - {int(rank) for rank in opened.below(said)}
+            missing = set(ranks) - {int(rank) for rank in opened.below(folder)}
             if not missing or time.monotonic() > end:
                 break
             time.sleep(_LOOK_SECONDS)
@@ -107,7 +107,7 @@ class Sharing:
                 "stay as they are, and their results are read to find NaN, which takes longer. "
                 "Start all ranks with the same --when.",
                 opened.rank,
-                "; ".join(asked),
+                "; ".join(texts),
                 f"; those that do not: {format_spans(missing)}" if missing else "",
             )
         return answer == b"yes"
@@ -123,60 +123,60 @@ class Sharing:
                 self._channel = opened
                 opened.listen(_EVENT, self._asked)
         if self._channel is not None:
-            self._said = _tell_what_is_recorded(self._channel, plan.texts)
+            self._recording_folder = _tell_what_is_recorded(self._channel, plan.texts)
 
-    def hold(self, held: HeldExecution) -> None:
+    def hold(self, execution: HeldExecution) -> None:
         """Hold an execution that begins; record it if another rank has asked for it already."""
         if self._channel is None:
             return
-        key = _key(held)
-        number = held.executable.number
+        key = _key(execution)
+        number = execution.executable.number
         with self._lock:
             nbytes = self._bytes.get(number)
             if nbytes is None:
-                nbytes = self._bytes[number] = sum(array.nbytes for array in held.inputs)
-            self._lately.append((held, nbytes))
+                nbytes = self._bytes[number] = sum(array.nbytes for array in execution.inputs)
+            self._lately.append((execution, nbytes))
             self._lately_bytes += nbytes
             while len(self._lately) > _LEAST_HELD and (
                 len(self._lately) > _MOST_HELD or self._lately_bytes > _MOST_BYTES
             ):
                 self._lately_bytes -= self._lately.popleft()[1]
             self._begun[key[0]] = key[1]
-            cause = self._wanted.pop(key, None) if self._wanted else None
+            cause = self._requested.pop(key, None) if self._requested else None
         if cause is not None:
-            self._filing.writer.call(functools.partial(self._record, held, cause))
+            self._filing.writer.call(functools.partial(self._record, execution, cause))
             self._awaited.discard(key)
 
-    def suspect(self, held: HeldExecution) -> None:
+    def suspect(self, execution: HeldExecution) -> None:
         """Hold an execution that another rank may accuse: its own arrays say nothing."""
         if self._channel is not None:
             with self._lock:
-                self._suspects.append(held)
+                self._suspects.append(execution)
 
-    def claim(self, held: HeldExecution) -> bool:
+    def claim(self, execution: HeldExecution) -> bool:
         """Take it upon oneself to record an execution; return whether nobody had yet."""
         if self._channel is None:
             return True
         with self._lock:
-            key = _key(held)
+            key = _key(execution)
             is_new = key not in self._recorded
             self._recorded.add(key)
         return is_new
 
-    def struck(self, held: HeldExecution, reason: str) -> None:
+    def struck(self, execution: HeldExecution, reason: str) -> None:
         """Tell the other ranks that this one records an execution, and what for."""
         opened = self._channel
         if opened is None:
             return
         metrics.counter_add("SnapshotShared")
-        graph_id, execution = _key(held)
+        graph_id, number = _key(execution)
         data = {
-            "name": held.executable.name,
+            "name": execution.executable.name,
             "graph_id": graph_id,
-            "execution": execution,
+            "execution": number,
             "reason": reason,
-            "folder": str(held.plan.folder),
-            "ranks": jaxapi.processes_of(held.executable.devices),
+            "folder": str(execution.plan.folder),
+            "ranks": jaxapi.processes_of(execution.executable.devices),
         }
         opened.publish(_EVENT, data)  # at once: the launcher may be about to end the others
 
@@ -215,14 +215,16 @@ class Sharing:
                 self._warn_of_others(opened)
         opened.hear()
         with self._lock:
-            wanted, self._wanted = self._wanted, {}
+            requested, self._requested = self._requested, {}
             self._awaited.clear()
-        for key, cause in wanted.items():
+        for key, cause in requested.items():
             self._miss(key, cause, "it did not run here while it was watched")
 
     def _warn_of_others(self, opened: Channel) -> None:
         """Say which ranks do not share what they record, if some have not said that they do."""
-        missing = set(range(opened.count)) - {int(rank) for rank in opened.below(self._said)}
+        missing = set(range(opened.count)) - {
+            int(rank) for rank in opened.below(self._recording_folder)
+        }
         if missing - opened.ended():
             _log.warning(
                 "rank %d waited %g s for ranks that do not record what it does: %s. Start all "
@@ -253,45 +255,47 @@ class Sharing:
         with self._lock:
             if key in self._recorded:
                 return
-            held = self._find(key)
-            if held is None and self._begun.get(key[0], -1) < key[1]:
-                self._wanted[key] = cause
+            execution = self._find(key)
+            if execution is None and self._begun.get(key[0], -1) < key[1]:
+                self._requested[key] = cause
                 if opened.rank in data["ranks"]:
                     self._awaited.add(key)
                 return
-        if held is None:
+        if execution is None:
             self._miss(key, cause, "it holds that execution no longer")
         else:
-            self._filing.writer.call(functools.partial(self._record, held, cause))
+            self._filing.writer.call(functools.partial(self._record, execution, cause))
 
     def _find(self, key: _Key) -> HeldExecution | None:
-        candidates = [*self._suspects, *(held for held, _ in self._lately)]
-        return next((held for held in candidates if _key(held) == key), None)
+        candidates = [*self._suspects, *(execution for execution, _ in self._lately)]
+        return next((execution for execution in candidates if _key(execution) == key), None)
 
-    def _record(self, held: HeldExecution, cause: Cause) -> None:
+    def _record(self, execution: HeldExecution, cause: Cause) -> None:
         """Record an execution for another rank, in the writer's thread."""
-        if not self.claim(held):
+        if not self.claim(execution):
             return
-        conditions: tuple[Condition, ...] = tuple(held.watching) or held.plan.conditions
-        if self._filing.admits(held, conditions, sum(array.nbytes for array in held.outputs or ())):
-            self._filing.queue(held, "inputs", conditions, cause)
+        conditions: tuple[Condition, ...] = tuple(execution.watching) or execution.plan.conditions
+        if self._filing.admits(
+            execution, conditions, sum(array.nbytes for array in execution.outputs or ())
+        ):
+            self._filing.queue(execution, "inputs", conditions, cause)
             metrics.counter_add("SnapshotForOtherRank")
-            self._record_outputs(held, cause, conditions, time.monotonic() + SECONDS)
+            self._record_outputs(execution, cause, conditions, time.monotonic() + SECONDS)
 
     def _record_outputs(
-        self, held: HeldExecution, cause: Cause, conditions: Sequence[Condition], until: float
+        self, execution: HeldExecution, cause: Cause, conditions: Sequence[Condition], until: float
     ) -> None:
         """Record the outputs once they are there; an execution may wait for a rank that is dead.
 
         What else is to be written does not wait for them.
         """
-        has_ended = held.ends_within(_LOOK_SECONDS)
-        if has_ended and held.has_outputs():
-            self._filing.queue(held, "outputs", conditions, cause)
+        has_ended = execution.ends_within(_LOOK_SECONDS)
+        if has_ended and execution.has_outputs():
+            self._filing.queue(execution, "outputs", conditions, cause)
         elif has_ended or time.monotonic() > until:
-            self._filing.budget.written(sum(array.nbytes for array in held.outputs or ()))
+            self._filing.budget.written(sum(array.nbytes for array in execution.outputs or ()))
         else:
-            again = functools.partial(self._record_outputs, held, cause, conditions, until)
+            again = functools.partial(self._record_outputs, execution, cause, conditions, until)
             self._filing.writer.call(again)
 
     def _miss(self, key: _Key, cause: Cause, why: str) -> None:
@@ -328,9 +332,9 @@ def tell_plan() -> None:
         _tell_what_is_recorded(opened, plan.texts)
 
 
-def _tell_what_is_recorded(opened: Channel, asked: Sequence[str]) -> str:
+def _tell_what_is_recorded(opened: Channel, texts: Sequence[str]) -> str:
     """Tell the other ranks for which conditions this one records; return where all do so."""
-    folder = f"recording/{_digest(asked)}"
+    folder = f"recording/{_digest(texts)}"
     opened.put(f"{folder}/{opened.rank}", b"")
     return folder
 
@@ -339,5 +343,5 @@ def _digest(content: object) -> str:
     return blake3(repr(content).encode()).hexdigest()[:16]
 
 
-def _key(held: HeldExecution) -> _Key:
-    return held.executable.graph_id, held.moment.execution
+def _key(execution: HeldExecution) -> _Key:
+    return execution.executable.graph_id, execution.moment.execution

@@ -121,7 +121,7 @@ def read_files_of_ranks(
             raise UsageError(
                 f"{path} {unreadable}: {error}", hint="Remove it if it is damaged."
             ) from error
-    return tuple(sorted(contents, key=lambda one: one.rank))
+    return tuple(sorted(contents, key=lambda entry: entry.rank))
 
 
 def read_states(folder: Path) -> tuple[RankState, ...]:

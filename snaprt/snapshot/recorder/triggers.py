@@ -61,7 +61,7 @@ TRIGGERS: Final = (
     Trigger(
         "slower",
         "Executions that take longer than this; their inputs are held until that is known.",
-        lambda seconds, held, error, took: error is None and took > 1e9 * seconds,
+        lambda seconds, execution, error, took: error is None and took > 1e9 * seconds,
         allowed="a time, such as 50ms or 2s; without a unit it is seconds",
         parse=units.parse_duration,
         reason=lambda text, nanoseconds: f"{text} (it took {nanoseconds / 1e6:.3f} ms)",
@@ -71,22 +71,22 @@ TRIGGERS: Final = (
     Trigger(
         "nan",
         "A NaN or an infinity appears in an output and was in no input.",
-        lambda value, held, error, took: held.may_have_infinity_or_nan(error),
-        confirms=lambda held, error: held.has_new_infinity_or_nan(error),
+        lambda value, execution, error, took: execution.may_have_infinity_or_nan(error),
+        confirms=lambda execution, error: execution.has_new_infinity_or_nan(error),
         wants_flag=True,
         counter="SnapshotNaN",
     ),
     Trigger(
         "error",
         "Compiling or executing fails, or an exception ends the program or leaves a lazy scope.",
-        lambda value, held, error, took: error is not None,
+        lambda value, execution, error, took: error is not None,
         reason=lambda text, nanoseconds: "error",
         counts_programs=True,
     ),
     Trigger(
         "recheck",
         "Running the execution again gives different bits; `every=N` runs only each Nth again.",
-        lambda value, held, error, took: False,  # `recheck.py` judges it when it begins
+        lambda value, execution, error, took: False,  # `recheck.py` judges it when it begins
         allowed="device, to use another device of this process for it; or stands alone",
         may_stand_alone=True,
         parse=_where,

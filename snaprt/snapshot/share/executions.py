@@ -26,20 +26,20 @@ _OF_ONE_DEVICE = re.compile(
 _OF_ANOTHER_PROCESS = re.compile(r"-run\w{8}-executable\d{6}(?=-device\d{6})")
 
 
-def contradiction(one: schema.ExecutionRecord, other: schema.ExecutionRecord) -> str:
+def contradiction(record: schema.ExecutionRecord, other: schema.ExecutionRecord) -> str:
     """Say in words why two files are not of one execution; nothing where they are.
 
     Each process numbers its own executables, and has a name for its run.
     """
     fields = ["graph_id", "execution_count", "step", "devices"]
-    if one.process == other.process:
+    if record.process == other.process:
         fields += ["run", "executable"]
     for field in fields:
-        expected, actual = getattr(one, field), getattr(other, field)
+        expected, actual = getattr(record, field), getattr(other, field)
         if expected != actual:
             words = field.removesuffix("_id").removesuffix("_count")
             return f"its manifest has {words} {actual}, not {expected}"
-    apart = abs(one.time - other.time)
+    apart = abs(record.time - other.time)
     return f"it ran {apart:.0f} s apart" if apart > _MOST_SECONDS_APART else ""
 
 
@@ -122,11 +122,11 @@ def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
     whoever replays it says so.
     """
     joined: set[Path] = set()
-    kept = []
+    remaining = []
     for path in paths:
         if path.absolute() in joined:
             continue
-        kept.append(path)
+        remaining.append(path)
         if not path.name.endswith(tuple(schema.SUFFIXES.values())):
             continue
         with contextlib.suppress(SnapshotError):
@@ -141,7 +141,7 @@ def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
                         joined |= {other.path.absolute() for other in seconds}
                 except SnapshotError:
                     joined |= {other.absolute() for other in paths if _is_beside(file, other)}
-    return kept
+    return remaining
 
 
 def _is_beside(file: SnapshotFile, other: Path) -> bool:
@@ -263,7 +263,9 @@ def _expected_name(
     execution: schema.ExecutionRecord, role: schema.Role, number: int, run: int
 ) -> str:
     device = execution.devices[number]
-    before = [one for one in execution.devices[:number] if one.process == device.process]
+    before = [
+        earlier for earlier in execution.devices[:number] if earlier.process == device.process
+    ]
     return schema.file_name(
         dataclasses.replace(
             execution,

@@ -88,8 +88,8 @@ def _write(
         archive.writestr(zipfile.ZipInfo(schema.MARK_MEMBER), places.PACK_MARK)
         for path in paths:
             snapshot = open_snapshot(path)
-            with _shareable(snapshot, redaction, out.parent) as (shared, told):
-                notes |= dict.fromkeys(told)
+            with _shareable(snapshot, redaction, out.parent) as (shared, remarks):
+                notes |= dict.fromkeys(remarks)
                 name = shared.path.name
                 if name in snapshots:
                     raise UsageError(
@@ -98,9 +98,9 @@ def _write(
                 snapshots[name] = None
                 shared.check()
                 _add(archive, name, shared.path)
-                kept = {array.member for array in shared.manifest.arrays if array.in_store}
+                referenced = {array.member for array in shared.manifest.arrays if array.in_store}
                 for member, stored in snapshot.stored_files().items():
-                    if member in kept and member not in arrays:
+                    if member in referenced and member not in arrays:
                         snapshot.check_stored(member)
                         arrays[member] = None
                         _add(archive, member, stored)

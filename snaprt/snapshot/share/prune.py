@@ -52,7 +52,7 @@ def orphans(folder: Path, age: float = AGE) -> list[Orphan]:
     oldest = time.time() - age
     candidates = [path for path in stored_arrays(folder) if path.stat().st_mtime <= oldest]
     # Only now: a snapshot that is written from here on makes its arrays new.
-    wanted = {
+    referenced = {
         record.member
         for path in places.snapshots_in(folder)
         for record in _manifest_arrays(path)
@@ -61,7 +61,7 @@ def orphans(folder: Path, age: float = AGE) -> list[Orphan]:
     return [
         Orphan(path, path.stat().st_size)
         for path in candidates
-        if path.relative_to(folder).as_posix() not in wanted
+        if path.relative_to(folder).as_posix() not in referenced
     ]
 
 

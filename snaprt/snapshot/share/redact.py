@@ -219,7 +219,7 @@ def _check_no_path_is_left(file: SnapshotFile, contents: schema.Contents) -> Non
     """Refuse what would give away a path that the snapshot itself names, wherever it is."""
     execution = file.manifest.execution
     sources = {where.rpartition(":")[0] for where in execution.source_locations}
-    known = {
+    paths = {
         str(Path.home()),
         *(source for source in sources if _PATH.search(source) and len(source) > 3),
     }
@@ -230,7 +230,7 @@ def _check_no_path_is_left(file: SnapshotFile, contents: schema.Contents) -> Non
         "HLO": module.hlo,
         "compile options": module.compile_options,
     }
-    for path in sorted(known - {"/"}):
+    for path in sorted(paths - {"/"}):
         for where, content in places.items():
             if path.encode() in content:
                 raise SnapshotError(
