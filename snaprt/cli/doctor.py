@@ -158,8 +158,8 @@ with snaprt.lazy():
 
 def _plain_environment() -> dict[str, str]:
     """Return the environment without what would have a program recorded or run otherwise."""
-    kept = ("SNAPRT_CACHE", "XLA_FLAGS")
-    ours = {row.name for row in settings.SETTINGS if not row.name.startswith(kept)}
+    prefixes = ("SNAPRT_CACHE", "XLA_FLAGS")
+    ours = {row.name for row in settings.SETTINGS if not row.name.startswith(prefixes)}
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 

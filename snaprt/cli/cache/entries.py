@@ -109,8 +109,8 @@ def ls(
     is_pinned = any(row.pinned for row in rows)
     columns = _LIST_COLUMNS if is_pinned else _LIST_COLUMNS[:-1]
     output.console.print(FittedTable.of(rows, columns))
-    others = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
-    beside = f"; {others:,} not shown (--kind note, --kind list)" if others else ""
+    hidden = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
+    beside = f"; {hidden:,} not shown (--kind note, --kind list)" if hidden else ""
     of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
     output.log.print(f"{len(rows):,}{of_all} {'entry' if len(there) == 1 else 'entries'}{beside}")
     if not cache.path.exists():
@@ -120,8 +120,8 @@ def ls(
 def _matches(text: str, pattern: str | None) -> bool:
     if pattern is None:
         return True
-    wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
-    return fnmatch.fnmatchcase(text.lower(), wanted.lower())
+    glob = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+    return fnmatch.fnmatchcase(text.lower(), glob.lower())
 
 
 @cache_command("show")

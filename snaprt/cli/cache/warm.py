@@ -82,9 +82,9 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
             hint="collect runs the program as `snaprt run --lazy` does, so the program must run "
             "JAX operations lazily.",
         )
-    written = collection.programs - sum(collection.left_out.values())
+    programs = collection.programs - sum(collection.left_out.values())
     output.log.print(
-        f"Collected {counted(written, 'program')} into {out}, {collection.written} of them new. "
+        f"Collected {counted(programs, 'program')} into {out}, {collection.written} of them new. "
         "None was run: every result was zero."
     )
     if status:
@@ -301,8 +301,8 @@ def _compile_all(jobs: Iterable[_Job], target: str, processes: int) -> list[_Res
             [pool.submit(answer, job) for job in ordered]
         ):
             done.append(future.result())
-            left = _seconds_left(ordered, done, time.monotonic() - started)
-            _report(f"[{len(done)}/{len(ordered)}]", done[-1], left)
+            remaining = _seconds_left(ordered, done, time.monotonic() - started)
+            _report(f"[{len(done)}/{len(ordered)}]", done[-1], remaining)
         list(pool.map(_Worker.stop, workers))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -311,11 +311,11 @@ def _compile_all(jobs: Iterable[_Job], target: str, processes: int) -> list[_Res
     return done
 
 
-def _seconds_left(jobs: Sequence[_Job], done: Sequence[_Result], taken: float) -> float:
+def _seconds_left(jobs: Sequence[_Job], done: Sequence[_Result], elapsed: float) -> float:
     """Return an estimate by the bytes of the modules; 0 where nothing is known, or left."""
     compiled = sum(r.job.size for r in done if not r.was_there and not r.error)
-    left = sum(job.size for job in jobs) - sum(r.job.size for r in done)
-    return taken * left / compiled if compiled else 0.0
+    remaining = sum(job.size for job in jobs) - sum(r.job.size for r in done)
+    return elapsed * remaining / compiled if compiled else 0.0
 
 
 class _Worker:

@@ -265,10 +265,12 @@ def why(
             "reason": explained.reason,
             "nearest": nearby,
         }
-        asked = f", requested by {miss.script}, process {miss.process}" if miss is not None else ""
+        request = (
+            f", requested by {miss.script}, process {miss.process}" if miss is not None else ""
+        )
         pairs = [
             ("miss" if miss else "entry", f"{key.digest[:SHORT_KEY]}, {_ago(moment)}"),
-            ("program", f"{explained.name}{asked}"),
+            ("program", f"{explained.name}{request}"),
             ("reason", explained.reason),
         ]
         if nearby is not None:

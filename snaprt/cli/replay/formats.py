@@ -93,8 +93,8 @@ def verbose_option(function: _AnyFunction) -> _AnyFunction:
 
 def asked_for() -> Mapping[str, Path]:
     """Return the files that the options of the running command ask for, by format."""
-    asked: Mapping[str, Path] = click.get_current_context().meta.get(_ASKED_FOR, {})
-    return asked
+    files: Mapping[str, Path] = click.get_current_context().meta.get(_ASKED_FOR, {})
+    return files
 
 
 def write_files(reports: Sequence[Report]) -> None:
