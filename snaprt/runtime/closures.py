@@ -155,8 +155,8 @@ def _errors_behind(mine: _OfThread) -> list[Exception]:
     """Return the errors of the background that this thread has not seen yet."""
     done = [future for future in mine.running if future.done()]
     mine.running = [future for future in mine.running if future not in done]
-    found = [future.exception() for future in done]
-    return [error for error in found if isinstance(error, Exception)]
+    errors = [future.exception() for future in done]
+    return [error for error in errors if isinstance(error, Exception)]
 
 
 @atexit.register

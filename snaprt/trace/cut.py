@@ -197,16 +197,16 @@ def plan_cut(
     wanted = produced & set(alive)
     for point in later:
         wanted.update([w for w in point.wires or () if type(w) is int and w in produced])
-    kept = set(wanted)
+    retained = set(wanted)
     split = _split_by_operation if by_operation else _split_by_placement
     takers = {number: taker for taker, number in enumerate(alive)}
     groups = _split_at(nodes, ends, wanted) if ends else [nodes]
-    split_groups = [one for group in groups for one in split(group, wanted)]
+    split_groups = [part for group in groups for part in split(group, wanted)]
     parts = [_part(part, at, wanted, takers, recording) for part, at in split_groups]
     for part in reversed(parts):
         used = {wire for wire in part.sources if wire >= 0}
-        part.spent = tuple(used - kept)
-        kept |= used
+        part.spent = tuple(used - retained)
+        retained |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
     return CutPlan(
@@ -219,12 +219,12 @@ def _split_at(
 ) -> list[Sequence[Point]]:
     """Return ``nodes`` in groups that end at these depths, and want what one hands to another."""
     grouped = groupby(nodes, lambda node: bisect_left(ends, node.depth))
-    found: list[Sequence[Point]] = [list(group) for _, group in grouped]
-    for group in found:
+    groups: list[Sequence[Point]] = [list(group) for _, group in grouped]
+    for group in groups:
         own = {result.number for node in group for result in node.results}
         used = {w for node in group for w in node.wires or () if type(w) is int and w >= 0}
         wanted |= used - own
-    return found
+    return groups
 
 
 #: Operations that become one program, and where that runs, in an order in which they can run.
@@ -272,15 +272,19 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
         before = [(producers[wire], wire) for wire in _pending_wires(node, producers)]
         level = max(
             (
-                levels[one] + (placement[one] is not own or one.operation.named.ends_program)
-                for one in [*(one for one, _ in before), *(latest_effect if node.effects else ())]
+                levels[earlier]
+                + (placement[earlier] is not own or earlier.operation.named.ends_program)
+                for earlier in [
+                    *(producer for producer, _ in before),
+                    *(latest_effect if node.effects else ()),
+                ]
             ),
             default=0,
         )
         levels[node] = level
         if node.effects:
             latest_effect = [node]
-        wanted.update(wire for one, wire in before if levels[one] != level)
+        wanted.update(wire for producer, wire in before if levels[producer] != level)
         parts.setdefault((level, id(own)), ([], own))[0].append(node)
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
 
@@ -292,15 +296,15 @@ def _joined(nodes: Sequence[Point]) -> dict[Placement, Placement]:
     """
     groups: dict[Any, dict[Any, Placement]] = {}
     placements = dict.fromkeys(node.placement for node in nodes)
-    for one in placements:
-        groups.setdefault(_group(one), {}).setdefault(one.mesh, one)
+    for placement in placements:
+        groups.setdefault(_group(placement), {}).setdefault(placement.mesh, placement)
     for group in groups.values():
         if len(group) == 2:
             group.pop(None, None)
     return {
-        one: group.get(one.mesh) or next(iter(group.values()))
-        for one in placements
-        for group in (groups[_group(one)],)
+        placement: group.get(placement.mesh) or next(iter(group.values()))
+        for placement in placements
+        for group in (groups[_group(placement)],)
     }
 
 
@@ -358,7 +362,7 @@ def _donatable(
     """Return the inputs for which there is an output of the same shape and dtype."""
     avals = {result.number: result.aval for node in nodes for result in node.results}
     shapes = {(avals[number].shape, avals[number].dtype) for number in numbers}
-    found = []
+    indices = []
     for index, wire in enumerate(sources):
         array: Any = None if wire >= 0 else recording.inputs[~wire]
         if (
@@ -366,5 +370,5 @@ def _donatable(
             and array.nbytes >= MIN_DONATED_BYTES
             and (array.shape, array.dtype) in shapes
         ):
-            found.append(index)
-    return tuple(found)
+            indices.append(index)
+    return tuple(indices)

@@ -38,26 +38,26 @@ _WAIT: Final = "XLA_SYNC_WAIT"
 NONE: Final = Modes()
 _known: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 6: NONE}
 _texts: Final = settings.Texts(*_EAGER, *_OTHERS, _FUNCTION, _WAIT)
-_seen: tuple[list[Any], Modes] = ([None] * 8, NONE)
+_last: tuple[list[Any], Modes] = ([None] * 8, NONE)
 _chosen_eager: bool | None = None
 
 
 def current_modes() -> Modes:
     """Return the modes that the environment, or `choose_eager`, asks for now."""
-    global _seen
+    global _last
     now = _texts.now()
-    seen, modes = _seen
-    if now != seen:
+    texts, modes = _last
+    if now != texts:
         modes = _read()
-        _seen = now, modes
+        _last = now, modes
     return modes
 
 
 def choose_eager(enable: bool | None) -> None:
     """Turn eager mode on or off for the process; ``None`` leaves it to the environment."""
-    global _chosen_eager, _seen
+    global _chosen_eager, _last
     _chosen_eager = enable
-    _seen = _texts.now(), _read()
+    _last = _texts.now(), _read()
 
 
 def _read() -> Modes:

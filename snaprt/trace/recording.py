@@ -144,14 +144,14 @@ class Recording:
 def needed(path: list[Point], wanted: set[int], effects: bool) -> list[Point]:
     """Return the operations of ``path`` that the results of these numbers need, in order."""
     wanted = set(wanted)
-    found = []
+    points = []
     for point in reversed(path):
         if (effects and point.effects) or any(r.number in wanted for r in point.results):
-            found.append(point)
+            points.append(point)
             assert point.wires is not None
             wanted.update([wire for wire in point.wires if type(wire) is int and wire >= 0])
-    found.reverse()
-    return found
+    points.reverse()
+    return points
 
 
 def is_mostly_dead(recording: Recording) -> bool:
