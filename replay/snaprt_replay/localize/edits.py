@@ -49,17 +49,17 @@ def exchange_of(compared: ComputationDiff, instruction: int) -> Exchange:
     return Exchange((ours.computation.id, theirs.computation.id), instruction)
 
 
-def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatModule:
-    """Return the suspect's program with the instructions in `taken` replaced by the reference's.
+def substituted(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> FlatModule:
+    """Return the suspect's program with instructions in `exchanges` replaced by the reference's.
 
     Args:
         compared: The two programs' entry computations.
-        taken: Exchanges in these computations and in those that they call.
+        exchanges: Exchanges in these computations and in those that they call.
 
     Raises:
         CannotCombineError: There is no such program.
     """
-    return FlatModule(_Making(compared, taken).module, {})
+    return FlatModule(_Making(compared, exchanges).module, {})
 
 
 class _Key(NamedTuple):
@@ -71,8 +71,8 @@ class _Key(NamedTuple):
 
 
 class _Making:
-    def __init__(self, compared: ComputationDiff, taken: frozenset[Exchange]) -> None:
-        self.taken = taken
+    def __init__(self, compared: ComputationDiff, exchanges: frozenset[Exchange]) -> None:
+        self.exchanges = exchanges
         self.computations: list[XlaMessage] = []
         self.copied: dict[tuple[int, int], int] = {}
         self.names: set[str] = set()
@@ -89,7 +89,7 @@ class _Making:
     def _combine(self, compared: ComputationDiff) -> int:
         """Add a computation combined from two; return its id."""
         ours, _ = compared.lines
-        keys = _ordered(compared, self.taken)
+        keys = _ordered(compared, self.exchanges)
         called = {
             key: self._called(compared, key)
             for key in keys
@@ -99,12 +99,12 @@ class _Making:
         ids: dict[_Key, int] = {}
         for key in keys:
             copy = self._copied(_found(compared, key), key.source == "reference")
-            operands = _operands(compared, self.taken, key)
+            operands = _operands(compared, self.exchanges, key)
             copy.operand_ids[:] = [ids[operand] for operand in operands]
             copy.called_computation_ids[:] = called.get(key, ())
             computation.instructions.append(copy)
             ids[key] = copy.id
-        computation.root_id = ids[_root(compared, self.taken)]
+        computation.root_id = ids[_root(compared, self.exchanges)]
         self.computations.append(computation)
         return computation.id
 
@@ -121,8 +121,8 @@ class _Making:
 
     def _copy(self, program: FlatModule, computation_id: int) -> int:
         """Add an unchanged copy of a computation; return its id."""
-        known = (id(program), computation_id)
-        if known not in self.copied:
+        key = (id(program), computation_id)
+        if key not in self.copied:
             source = program.computations[computation_id]
             called = [
                 [self._copy(program, each) for each in instruction.called_computation_ids]
@@ -138,8 +138,8 @@ class _Making:
                 ids[instruction.id] = copy.id
             computation.root_id = ids[source.root_id]
             self.computations.append(computation)
-            self.copied[known] = computation.id
-        return self.copied[known]
+            self.copied[key] = computation.id
+        return self.copied[key]
 
     def _started(self, like: XlaMessage) -> XlaMessage:
         computation = copy_of(like)
@@ -165,24 +165,24 @@ def _found(compared: ComputationDiff, key: _Key) -> XlaMessage:
     return compared.lines[key.source == "reference"].by_id[key.instruction]
 
 
-def _root(compared: ComputationDiff, taken: frozenset[Exchange]) -> _Key:
+def _root(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> _Key:
     ours, theirs = compared.lines
-    if exchange_of(compared, RESULT) in taken:
-        return _theirs(compared, taken, theirs.root.id)
-    return _mixed(compared, taken, ours.root.id)
+    if exchange_of(compared, RESULT) in exchanges:
+        return _theirs(compared, exchanges, theirs.root.id)
+    return _mixed(compared, exchanges, ours.root.id)
 
 
-def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], reference_id: int) -> _Key:
+def _theirs(compared: ComputationDiff, exchanges: frozenset[Exchange], reference_id: int) -> _Key:
     """Return the instruction that takes the place of an instruction of the reference."""
     if reference_id in compared.partners_back:
-        return _mixed(compared, taken, compared.partners_back[reference_id])
+        return _mixed(compared, exchanges, compared.partners_back[reference_id])
     like = compared.by_value.get(compared.digests[1].values[reference_id])
     return _Key("reference", reference_id) if like is None else _Key("kept", like)
 
 
-def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], suspect_id: int) -> _Key:
+def _mixed(compared: ComputationDiff, exchanges: frozenset[Exchange], suspect_id: int) -> _Key:
     """Return the instruction that takes the place of an instruction of the suspect."""
-    if exchange_of(compared, suspect_id) in taken:
+    if exchange_of(compared, suspect_id) in exchanges:
         return _Key("reference", compared.partners[suspect_id])
     if compared.lines[0].by_id[suspect_id].opcode == "parameter":
         return _Key("kept", suspect_id)
@@ -194,7 +194,7 @@ def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], suspect_id: in
     return _Key("suspect", suspect_id)
 
 
-def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) -> list[_Key]:
+def _operands(compared: ComputationDiff, exchanges: frozenset[Exchange], key: _Key) -> list[_Key]:
     ours, theirs = compared.lines
     if key.source == "kept":
         return [_Key("kept", each) for each in ours.by_id[key.instruction].operand_ids]
@@ -212,13 +212,13 @@ def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) 
         if mine is not None and their is not None and compared.has_same_value(mine, their):
             operands.append(_Key("kept", mine))
         elif not is_theirs:
-            operands.append(_mixed(compared, taken, each))
+            operands.append(_mixed(compared, exchanges, each))
         else:
-            operands.append(_theirs(compared, taken, each))
+            operands.append(_theirs(compared, exchanges, each))
     return operands
 
 
-def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key]:
+def _ordered(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> list[_Key]:
     """Return the parameters and all instructions that the result needs, operands first."""
     first = [
         _Key("kept", instruction.id)
@@ -229,9 +229,9 @@ def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key
     open_: set[_Key] = set()
 
     def operands(key: _Key) -> Iterator[_Key]:
-        return iter(_operands(compared, taken, key))
+        return iter(_operands(compared, exchanges, key))
 
-    root = _root(compared, taken)
+    root = _root(compared, exchanges)
     waiting = [] if root in ordered else [(root, operands(root))]
     open_.add(root)
     while waiting:
@@ -624,11 +624,11 @@ def prove(
 def whole(side: Side, inputs: Sequence[np.ndarray]) -> Order:
     """Return an order that runs a side's whole program on its inputs."""
     line = side.program.entry
-    taken = {
+    arguments = {
         Value(parameter.id): inputs[parameter.parameter_number]
         for parameter in parameters(line.computation)
     }
-    return Order(side, line, [Piece((line.root.id,))], [taken])
+    return Order(side, line, [Piece((line.root.id,))], [arguments])
 
 
 class _Trial:
@@ -656,9 +656,9 @@ class _Trial:
         return self.known[key]
 
     def _run(self, edits: Sequence[Edit]) -> float:
-        taken = frozenset(pair for edit in edits for pair in edit.pairs)
+        exchanges = frozenset(pair for edit in edits for pair in edit.pairs)
         try:
-            program = substituted(self.compared, taken)
+            program = substituted(self.compared, exchanges)
             side = dataclasses.replace(self.side, program=program)
             ((values,),) = self.session.run(whole(side, self.inputs))
         except (CannotCombineError, ExecutionError):
@@ -667,7 +667,7 @@ class _Trial:
 
     def error_of(self, outputs: Sequence[np.ndarray]) -> float:
         pairs = zip(self.expected, outputs, strict=True)
-        return max((error_between(right, got) for right, got in pairs), default=0.0)
+        return max((error_between(expected, actual) for expected, actual in pairs), default=0.0)
 
 
 def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
@@ -680,7 +680,7 @@ def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
         size = -(-len(remaining) // parts)
         chunks = [remaining[start : start + size] for start in range(0, len(remaining), size)]
         complements = [
-            [each for kept in chunks if kept is not chunk for each in kept] for chunk in chunks
+            [each for other in chunks if other is not chunk for each in other] for chunk in chunks
         ]
         tried = [*chunks, *(complements if len(chunks) > 2 else ())]
         smaller = next((subset for subset in tried if trial.error(subset) <= 1.0), None)

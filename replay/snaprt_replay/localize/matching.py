@@ -208,7 +208,7 @@ class _Pairing:
         lines = self.ours.line, self.theirs.line
         takes = zip(*(parameters(line.computation) for line in lines), strict=False)
         self.partners = {suspect.id: reference.id for suspect, reference in takes}
-        self.taken = set(self.partners.values())
+        self.used = set(self.partners.values())
         self.counts = [Counter(digest.values.values()) for digest in digests]
         self.votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         if self.ours.result != self.theirs.result:
@@ -218,14 +218,14 @@ class _Pairing:
                 self._pair(instruction)
 
     def _pair(self, suspect: XlaMessage) -> None:
-        wanted = self.votes[suspect.id].most_common()
-        wanted.sort(key=lambda each: self.theirs.own[each[0]] != self.ours.own[suspect.id])
-        for reference_id, votes in wanted:
-            if reference_id in self.taken:
+        candidates = self.votes[suspect.id].most_common()
+        candidates.sort(key=lambda each: self.theirs.own[each[0]] != self.ours.own[suspect.id])
+        for reference_id, votes in candidates:
+            if reference_id in self.used:
                 continue
             reference = self.theirs.line.by_id[reference_id]
             beyond = self._extra_operand(reference, suspect.id)
-            if beyond is not None and beyond not in self.taken:
+            if beyond is not None and beyond not in self.used:
                 reference = self.theirs.line.by_id[beyond]
             elif not self._alike(suspect, reference):
                 for each in suspect.operand_ids:
@@ -233,7 +233,7 @@ class _Pairing:
                         self.votes[each][reference_id] += votes
                 continue
             self.partners[suspect.id] = reference.id
-            self.taken.add(reference.id)
+            self.used.add(reference.id)
             for mine, their in self._beside(suspect, reference):
                 if self.ours.values[mine] != self.theirs.values[their]:
                     self.votes[mine][their] += 1
@@ -335,10 +335,10 @@ def match(suspect: Line, reference: Line) -> Matching:
     if suspect.computation == reference.computation:
         return {instruction_id: instruction_id for instruction_id in suspect.by_id}
     compared = compare(suspect, reference)
-    taken = set(compared.partners.values())
+    matched = set(compared.partners.values())
     remaining: defaultdict[bytes, list[int]] = defaultdict(list)
     for instruction in reversed(reference.order):
-        if instruction.id not in taken:
+        if instruction.id not in matched:
             remaining[compared.digests[1].values[instruction.id]].append(instruction.id)
     matching = dict(compared.partners)
     for instruction in suspect.order:

@@ -199,9 +199,9 @@ def _enter_branch(
 ) -> ComputationFrame | None:
     number = branch_taken(conditional, operands[0])
     called = conditional.called_computation_ids[number]
-    taken = [operands[number + 1]]
+    arguments = [operands[number + 1]]
     names = (*frame.names, f"{conditional.name} branch {number}")
-    return called_with(frame_of(frame.sides, (called, called), taken), names, taken)
+    return called_with(frame_of(frame.sides, (called, called), arguments), names, arguments)
 
 
 _ENTER = {"while": _enter_loop, "conditional": _enter_branch}

@@ -228,10 +228,10 @@ def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candi
         return None
     change = "only the region that goes wrong"
     region = dataclasses.replace(region, variants=candidate.variants, view="jump", change=change)
-    seen = judge.look_first(region)
-    if seen is None:
+    symptom = judge.look_first(region)
+    if symptom is None:
         return None
-    judge.adopt(seen)
+    judge.adopt(symptom)
     return region
 
 

@@ -116,7 +116,7 @@ def summarize(profile: HostProfile) -> Summary:
     began = min((event.start for event in events), default=0.0)
     ended = max((event.end for event in events), default=0.0)
     busy = _union(profile.operations)
-    gaps = [(one[1], other[0]) for one, other in itertools.pairwise(busy)]
+    gaps = [(before[1], after[0]) for before, after in itertools.pairwise(busy)]
     graphs = _graphs(profile.host_events, {operation.program for operation in operations})
     by_device: dict[str, list[ProfileEvent]] = defaultdict(list)
     for event in profile.operations:
