@@ -126,8 +126,8 @@ def replay_files(
                 for number, path in enumerate(paths)
             }
             try:
-                for done in concurrent.futures.as_completed(running):
-                    yield running[done], done.result()
+                for future in concurrent.futures.as_completed(running):
+                    yield running[future], future.result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -227,15 +227,15 @@ def replay_on_cluster(
             client.submit(_replay, str(path.absolute()), request, pure=False): number
             for number, path in enumerate(paths)
         }
-        for done in distributed.as_completed(futures, loop=client.loop):
-            number = futures[done]
-            yield number, _result(done, paths[number])
+        for future in distributed.as_completed(futures, loop=client.loop):
+            number = futures[future]
+            yield number, _result(future, paths[number])
 
 
-def _result(done: Any, path: Path) -> Report:
+def _result(future: Any, path: Path) -> Report:
     """Return what a worker said of a file, or the report that no worker survived it."""
     try:
-        result = done.result()
+        result = future.result()
     except SnaprtError as error:
         return gather.of_failure(path, error)
     except Exception as error:  # KilledWorker and whatever else a worker's machine may answer

@@ -112,7 +112,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _run(
-    tells: Connection, function: Callable[..., object], rank: int, args: tuple[Any, ...]
+    sender: Connection, function: Callable[..., object], rank: int, args: tuple[Any, ...]
 ) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -123,9 +123,9 @@ def _run(
     try:
         function(rank, *args)
     except BaseException:
-        tells.send(traceback.format_exc().rstrip())
+        sender.send(traceback.format_exc().rstrip())
         raise SystemExit(1) from None
-    tells.send(None)
+    sender.send(None)
 
 
 def _die_with(parent: Any) -> None:

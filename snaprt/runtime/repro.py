@@ -135,7 +135,7 @@ def repro_for(snapshot: Path, repro_level: int, check: Sequence[str] = _CRASH) -
         words += ["--budget", str(_WAITS)]
     log_path = snapshot.parent / "minify.log"
     with log_path.open("wb") as log:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -143,7 +143,7 @@ def repro_for(snapshot: Path, repro_level: int, check: Sequence[str] = _CRASH) -
             stderr=log,
             check=False,
         )
-    if done.returncode == _FOUND:
+    if process.returncode == _FOUND:
         _say(f"the smallest program with this failure is in {folder}: see {folder / 'ISSUE.md'}")
         return folder
     if check == _CRASH:

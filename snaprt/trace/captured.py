@@ -144,14 +144,14 @@ class _Reached:
 
     def attributes(self) -> Iterator[tuple[int, str, Any]]:
         """Yield each attribute that is named; what is added meanwhile is looked at as well."""
-        done: set[tuple[int, str]] = set()
+        visited: set[tuple[int, str]] = set()
         progress = -1
-        while progress != len(done):
-            progress = len(done)
+        while progress != len(visited):
+            progress = len(visited)
             for number, (_, attributes, is_made) in enumerate(tuple(self._objects)):
                 for name in self._named(attributes, is_made):
-                    if (number, name) not in done:
-                        done.add((number, name))
+                    if (number, name) not in visited:
+                        visited.add((number, name))
                         yield number, name, _behind(attributes[name])
 
     def _named(self, attributes: Mapping[str, Any], is_made: bool) -> list[str]:

@@ -548,16 +548,16 @@ def _contradicts(operand: LazyArray | Literal | jax.Array, required: jax.shardin
     aval = jaxapi.typeof(operand)
     if jaxapi.type_with_sharding(aval, required) != aval:
         return True
-    lies: jax.sharding.Sharding | None
+    sharding: jax.sharding.Sharding | None
     if type(operand) is LazyArray and operand._value is None:
-        lies = operand._result.known_sharding()  # type: ignore[union-attr]
+        sharding = operand._result.known_sharding()  # type: ignore[union-attr]
     else:
-        lies = operand.sharding  # type: ignore[union-attr]
-    if lies is None:
+        sharding = operand.sharding  # type: ignore[union-attr]
+    if sharding is None:
         return False
-    if lies.memory_kind != required.memory_kind:
+    if sharding.memory_kind != required.memory_kind:
         return True
-    return operand.committed and not lies.is_equivalent_to(required, operand.ndim)  # type: ignore[union-attr]
+    return operand.committed and not sharding.is_equivalent_to(required, operand.ndim)  # type: ignore[union-attr]
 
 
 _placements: dict[Any, Placement] = {}

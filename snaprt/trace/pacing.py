@@ -430,10 +430,10 @@ def _narrowest(path: Sequence[Point], period: int) -> int:
     changes = [0] * (len(path) + 1)
     for place, point in enumerate(path):
         for result in point.results:
-            used = last_use.get(result.number, place)
+            last_place = last_use.get(result.number, place)
             nbytes = result.aval.size * result.aval.dtype.itemsize
             changes[place] += nbytes
-            changes[used] -= nbytes
+            changes[last_place] -= nbytes
     alive, best = 0, None
     first, end = len(path) - 2 * period, len(path) - period
     for place, change in enumerate(changes[:end]):

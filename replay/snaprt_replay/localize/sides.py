@@ -129,7 +129,10 @@ def run_clean(
     if all(pair.error() <= 1.0 for pair in pairs):
         return pairs
     generator = np.random.default_rng(0)
-    moved = [{value: move(array, generator) for value, array in known.items()} for known in values]
+    moved = [
+        {value: move(array, generator) for value, array in piece_values.items()}
+        for piece_values in values
+    ]
     answers = run_reference(session, frame, pieces, moved)
     return [
         dataclasses.replace(pair, moved=answer) for pair, answer in zip(pairs, answers, strict=True)
@@ -159,10 +162,10 @@ def _reference_order(
         [
             {
                 Value(matching[value.instruction], value.path): array
-                for value, array in known.items()
+                for value, array in piece_values.items()
                 if value.instruction in matching
             }
-            for known in values
+            for piece_values in values
         ],
     )
 

@@ -162,14 +162,14 @@ def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> C
             if not any("{}" in word for word in words):
                 named.append(file)
             try:
-                done = subprocess.run(named, capture_output=True, check=False)
+                process = subprocess.run(named, capture_output=True, check=False)
             except OSError as error:
                 raise UsageError(f"cannot run {named[0]}: {error.strerror}") from error
-        status = done.returncode
+        status = process.returncode
         if status == _SKIP:
             raise UnjudgedError
         if not 0 <= status <= _MOST_STATUS:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            last = process.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise UsageError(
                 f"the command ended with status {status}: {' '.join(last)}",
                 hint="use 0 if the failure does not occur, 1 to 127 if it does, 125 if it "

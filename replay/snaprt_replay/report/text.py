@@ -159,8 +159,8 @@ def _device_lines(by_device: Sequence[Comparison]) -> Iterator[str]:
     for summary, row in itertools.groupby(summaries, key=lambda pair: pair[1]):
         numbers = [number for number, _ in row]
         is_one = len(numbers) == 1
-        who = f"device {numbers[0]}" if is_one else f"devices {numbers[0]}-{numbers[-1]}, each"
-        yield f"{who}: {shown.sentence(summary)}"
+        label = f"device {numbers[0]}" if is_one else f"devices {numbers[0]}-{numbers[-1]}, each"
+        yield f"{label}: {shown.sentence(summary)}"
 
 
 def _worst_outputs(report: Report, comparison: Comparison) -> Iterator[str]:

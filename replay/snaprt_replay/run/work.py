@@ -68,10 +68,10 @@ def serve(descriptor: int) -> None:
                 return
             runs: list[Outputs] = []
             try:
-                done, runs = perform(job, lambda prepared: jobs.send(connection, prepared))
+                event, runs = perform(job, lambda prepared: jobs.send(connection, prepared))
             except (SnaprtError, MemoryError) as error:
-                done = _failed(error)
-            jobs.send(connection, {**done, "metrics": metrics.to_json()}, runs)
+                event = _failed(error)
+            jobs.send(connection, {**event, "metrics": metrics.to_json()}, runs)
             metrics.clear_all()  # the other process counts them now
 
 

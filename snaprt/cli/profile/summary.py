@@ -127,7 +127,7 @@ def summarize(profile: HostProfile) -> Summary:
         seconds=(ended - began) / _NANOSECONDS,
         busy=_length(busy),
         idle=_length(gaps),
-        devices={device: _length(_union(those)) for device, those in sorted(by_device.items())},
+        devices={device: _length(_union(events)) for device, events in sorted(by_device.items())},
         programs=tuple(_programs(profile, operations, graphs, _length(busy))),
         operations=tuple(_operation_times(profile, operations, graphs)),
         gaps=tuple(_gaps(gaps, profile.host_events, began)),
@@ -331,14 +331,14 @@ def _gaps(
 
 def _of_dispatching_thread(events: Sequence[ProfileEvent]) -> list[ProfileEvent]:
     """Return the events of the thread that started most programs."""
-    started = Counter(
+    counts = Counter(
         event.line
         for event in events
         if event.name.startswith(("PjitFunction(", f"{_SPAN}execute"))
     )
-    if not started:
+    if not counts:
         return []
-    line = max(started, key=lambda line: started[line])
+    line = max(counts, key=lambda line: counts[line])
     return [event for event in events if event.line == line]
 
 

@@ -116,7 +116,7 @@ def rows_of_ranks(place: Path, executions: Iterable[ToldExecution]) -> list[Rank
             for key in sorted(with_inputs)
             for device in sorted(_without_inputs(devices.get((key, rank), {})))
         ]
-        recorded = sum(rank in each for each in present.values())
+        recorded = sum(rank in ranks for ranks in present.values())
         state = states.get(rank)
         status = "" if state is None else _status(state)
         rows.append(RankRow(rank, state, status, recorded, tuple(missing)))
@@ -192,9 +192,9 @@ def _status(state: RankState) -> str:
 
 def _missing_text(missing: tuple[MissingExecution, ...]) -> str:
     texts = [
-        f"{shown.lines(each.graph)} {each.execution}"
-        + (f" ({shown.lines(each.why)})" if each.why else "")
-        for each in missing[:_MOST_SHOWN]
+        f"{shown.lines(execution.graph)} {execution.execution}"
+        + (f" ({shown.lines(execution.why)})" if execution.why else "")
+        for execution in missing[:_MOST_SHOWN]
     ]
     if len(missing) > _MOST_SHOWN:
         texts.append(f"and {len(missing) - _MOST_SHOWN} more")
