@@ -36,7 +36,7 @@ _FUNCTION: Final = "SNAPRT_DEBUG_FUNCTION"
 _WAIT: Final = "XLA_SYNC_WAIT"
 
 NONE: Final = Modes()
-_known: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 6: NONE}
+_instances: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 6: NONE}
 _texts: Final = settings.Texts(*_EAGER, *_OTHERS, _FUNCTION, _WAIT)
 _last: tuple[list[Any], Modes] = ([None] * 8, NONE)
 _chosen_eager: bool | None = None
@@ -68,4 +68,4 @@ def _read() -> Modes:
     places = places or settings.get(_FUNCTION) is not None
     notes = eager or steps or reads or modules or places
     key = (eager, steps, reads, notes, modules, settings.get(_WAIT))
-    return _known.setdefault(key, Modes(*key))
+    return _instances.setdefault(key, Modes(*key))

@@ -209,16 +209,18 @@ def _layout(compared: ComputationDiff, suspect: _Call, reference: _Call) -> _Lay
     changing = [_changing(call) for call in calls]
     pair(lambda i, j: keys[0][i] == keys[1][j] and (i in changing[0]) == (j in changing[1]))
     pair(lambda i, j: compared.partners.get(suspect.elements[i]) == reference.elements[j])
-    known = [set[int](), set[int]()]
+    counterparts = [set[int](), set[int]()]
     if not suspect.is_loop:
         for side, call in enumerate(calls):
             numbered = enumerate(call.elements)
-            known[side] = {i for i, element in numbered if _is_known(compared, element, 1 - side)}
+            counterparts[side] = {
+                i for i, element in numbered if _is_known(compared, element, 1 - side)
+            }
     pair(
         lambda i, j: (
             keys[0][i][0] == keys[1][j][0]
             and (i in changing[0] and j in changing[1])
-            and not (i in known[0] and j in known[1])
+            and not (i in counterparts[0] and j in counterparts[1])
         )
     )
     pair(lambda i, j: keys[0][i] == keys[1][j])

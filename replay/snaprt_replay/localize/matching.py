@@ -251,10 +251,10 @@ class _Pairing:
         def same(pairs: Sequence[tuple[int, int]]) -> int:
             return sum(self.ours.values[pair[0]] == self.theirs.values[pair[1]] for pair in pairs)
 
-        mine, theirs = list(suspect.operand_ids), list(reference.operand_ids)
-        in_order = list(zip(mine, theirs, strict=False))
+        ours, theirs = list(suspect.operand_ids), list(reference.operand_ids)
+        in_order = list(zip(ours, theirs, strict=False))
         if suspect.opcode == reference.opcode and suspect.opcode in _COMMUTATIVE:
-            turned = list(zip(mine, theirs[::-1], strict=True))
+            turned = list(zip(ours, theirs[::-1], strict=True))
             return max(in_order, turned, key=same)
         return in_order
 

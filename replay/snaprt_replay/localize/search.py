@@ -316,8 +316,8 @@ class Search:
     ) -> None:
         for index, (part, pair) in enumerate(zip(regions, clean, strict=True)):
             work = frame.line.work(part.start, part.stop)
-            taken = frame.line.taken(part.start, part.stop)
-            comes_in = carried.error(*taken) if taken else 0.0
+            input_ids = frame.line.taken(part.start, part.stop)
+            comes_in = carried.error(*input_ids) if input_ids else 0.0
             self.path.append(
                 RegionError(
                     first=frame.line.place(work[0], frame.names),
@@ -392,8 +392,8 @@ def _operand_values(
 
 def _growth(frame: ComputationFrame, region: Region, carried: Pair) -> float:
     """Return how much larger the error is where a region ends than where it starts."""
-    taken = frame.line.taken(region.start, region.stop)
-    comes_in = carried.error(*taken) if taken else 0.0
+    input_ids = frame.line.taken(region.start, region.stop)
+    comes_in = carried.error(*input_ids) if input_ids else 0.0
     goes_out = carried.error(*frame.line.results(region.start, region.stop))
     # Where almost no error comes in, the first rounding would look like the steepest growth.
     return goes_out / max(comes_in, 1e-2) if math.isfinite(goes_out) else math.inf
