@@ -70,18 +70,18 @@ def executions(paths: Sequence[Path]) -> list[Path]:
         UsageError: A folder holds none.
     """
     files = [file for path in paths for file in _files_of(path)]
-    given = {path.absolute() for path in files}
-    kept = []
+    absolute = {path.absolute() for path in files}
+    recordings = []
     for path in dict.fromkeys(files):
         inputs = sibling_inputs(path)
-        if inputs is None or inputs.absolute() not in given:
-            kept.append(path)
-    return one_for_each_execution(kept)
+        if inputs is None or inputs.absolute() not in absolute:
+            recordings.append(path)
+    return one_for_each_execution(recordings)
 
 
 def _files_of(path: Path) -> list[Path]:
     if path.is_dir():
-        return [file for one in _recorded_files(path) for file in _files_of(one)]
+        return [file for recorded in _recorded_files(path) for file in _files_of(recorded)]
     return (executions_in(path) if places.is_pack_file(path) else None) or [path]
 
 
@@ -90,24 +90,24 @@ def _recorded_files(folder: Path) -> list[Path]:
 
     Of an execution that XLA wrote in both of its forms, it is the one that has the results.
     """
-    found = sorted({path for pattern in _RECORDED for path in folder.rglob(pattern)})
-    modules = {_module(path) for path in found if ".snapshot." in path.name}
-    kept = [
+    files = sorted({path for pattern in _RECORDED for path in folder.rglob(pattern)})
+    modules = {_module(path) for path in files if ".snapshot." in path.name}
+    recordings = [
         path
-        for path in found
+        for path in files
         if not path.name.endswith(_RECORDED[2][1:]) or _module(path) not in modules
     ]
-    if not kept:
+    if not recordings:
         raise UsageError(
             f"{folder} contains no recorded executions",
             hint=f"searched for {', '.join(_RECORDED)}, including subfolders",
         )
-    return kept
+    return recordings
 
 
 def _module(path: Path) -> tuple[Path, str]:
-    found = _MODULE.match(path.name)
-    return path.parent, found[0] if found else path.name
+    match = _MODULE.match(path.name)
+    return path.parent, match[0] if match else path.name
 
 
 def replay_files(
@@ -126,8 +126,8 @@ def replay_files(
                 for number, path in enumerate(paths)
             }
             try:
-                for done in concurrent.futures.as_completed(running):
-                    yield running[done], done.result()
+                for future in concurrent.futures.as_completed(running):
+                    yield running[future], future.result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -149,7 +149,7 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
             replay_on: Callable[..., Replay | DeviceReplays] = replay_on_all_devices
         else:
             replay_on = functools.partial(replay_case, profile=request.profile)
-        found = replay_on(
+        outcome = replay_on(
             case,
             request.variant,
             workers,
@@ -157,11 +157,11 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
             tolerance=request.tolerance,
             isolated=request.isolated,
         )
-        replayed = found.usual if isinstance(found, DeviceReplays) else found
+        replayed = outcome.usual if isinstance(outcome, DeviceReplays) else outcome
         if request.save is not None:
             _save(request.save, replayed.played.outputs)
         report = gather.of_replay(replayed, request.words)
-        return gather.on_devices(report, found) if isinstance(found, DeviceReplays) else report
+        return gather.on_devices(report, outcome) if isinstance(outcome, DeviceReplays) else report
     except SnaprtError as error:
         return gather.of_failure(path, error)
 
@@ -227,15 +227,15 @@ def replay_on_cluster(
             client.submit(_replay, str(path.absolute()), request, pure=False): number
             for number, path in enumerate(paths)
         }
-        for done in distributed.as_completed(futures, loop=client.loop):
-            number = futures[done]
-            yield number, _result(done, paths[number])
+        for future in distributed.as_completed(futures, loop=client.loop):
+            number = futures[future]
+            yield number, _result(future, paths[number])
 
 
-def _result(done: Any, path: Path) -> Report:
+def _result(future: Any, path: Path) -> Report:
     """Return what a worker said of a file, or the report that no worker survived it."""
     try:
-        said = done.result()
+        result = future.result()
     except SnaprtError as error:
         return gather.of_failure(path, error)
     except Exception as error:  # KilledWorker and whatever else a worker's machine may answer
@@ -244,7 +244,7 @@ def _result(done: Any, path: Path) -> Report:
             hint="see the logs of the workers; each needs snaprt and access to the file",
         )
         return gather.of_failure(path, lost)
-    return model.from_json(said)
+    return model.from_json(result)
 
 
 def _replay(path: str, request: ReplayRequest) -> Mapping[str, Any]:

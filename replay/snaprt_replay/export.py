@@ -70,8 +70,8 @@ def write_members(
     with zipfile.ZipFile(file, "w") as archive:
         for name, value in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                written = storable(value) if bits else value
-                np.lib.format.write_array(member, written, allow_pickle=False)
+                stored = storable(value) if bits else value
+                np.lib.format.write_array(member, stored, allow_pickle=False)
 
 
 def write_safetensors(case: Case, path: Path) -> None:
@@ -198,8 +198,8 @@ def write_script(case: Case, folder: Path) -> None:
     artifact = _portable(case)
     folder.mkdir()
     inputs, outputs = case.inputs or (), case.outputs or ()
-    named = [(f"input{number}", one.value) for number, one in enumerate(inputs)]
-    named += [(f"output{number}", one.value) for number, one in enumerate(outputs)]
+    named = [(f"input{number}", array.value) for number, array in enumerate(inputs)]
+    named += [(f"output{number}", array.value) for number, array in enumerate(outputs)]
     write_members(named, folder / ARRAYS)
     (folder / MODULE).write_bytes(artifact)
     _, results = jaxapi.module_signature(jaxapi.parse_module(artifact))
@@ -207,9 +207,9 @@ def write_script(case: Case, folder: Path) -> None:
     filled = {
         "NAME": pprint.pformat(case.name),
         "VERSIONS": pprint.pformat(
-            {one: case.environment.get(one, "") for one in ("platform", "jax", "jaxlib")}
+            {key: case.environment.get(key, "") for key in ("platform", "jax", "jaxlib")}
         ),
-        "INPUTS": pprint.pformat([(one.name, one.dtype.name) for one in inputs]),
+        "INPUTS": pprint.pformat([(array.name, array.dtype.name) for array in inputs]),
         "RESULTS": pprint.pformat([(shape, np.dtype(dtype).name) for shape, dtype in results]),
         "OUTPUTS": pprint.pformat(_expectations(outputs)),
     }

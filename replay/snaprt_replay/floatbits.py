@@ -43,8 +43,8 @@ def bit_view(values: np.ndarray) -> np.ndarray:
     Types that fill only a part of their byte (int4, float6, ...) are masked to that part.
     """
     bits = values.view(np.dtype(f"u{values.dtype.itemsize}"))
-    used = _BITS_OF_SMALL_DTYPES.get(values.dtype)
-    return bits if used is None else bits & np.uint8((1 << used) - 1)
+    bit_count = _BITS_OF_SMALL_DTYPES.get(values.dtype)
+    return bits if bit_count is None else bits & np.uint8((1 << bit_count) - 1)
 
 
 def working_dtype(dtype: np.dtype) -> np.dtype:

@@ -79,14 +79,14 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
         statistics=() if replayed.comparison else tuple(map(describe, played.outputs)),
         grids=_grids(
             replayed.comparison,
-            [one.value for one in case.outputs or ()],
+            [array.value for array in case.outputs or ()],
             [output.value for output in played.outputs],
         ),
         commands=_commands(case.path, words),
     )
 
 
-def on_devices(report: Report, found: DeviceReplays) -> Report:
+def on_devices(report: Report, replays: DeviceReplays) -> Report:
     """Return the report of a replay with what other devices gave, and which of them differ."""
     rows = tuple(
         DeviceRow(
@@ -98,20 +98,20 @@ def on_devices(report: Report, found: DeviceReplays) -> Report:
             agrees_with_run=replay.agrees_with_run,
             verdict="" if replay.comparison is None else replay.comparison.verdict,
         )
-        for replay, result in zip(found.replays, found.results, strict=True)
+        for replay, result in zip(replays.replays, replays.results, strict=True)
     )
     headline = report.headline
-    if found.unsteady:
-        told = f"the runs on {_listed(found.unsteady)} differ"
-        headline = Headline("bad", "NON-DETERMINISTIC", told)
-    elif found.deviating:
-        rest = len(rows) - len(found.deviating)
-        gives = "gives" if len(found.deviating) == 1 else "give"
-        told = f"{_listed(found.deviating)} {gives} different bits than the other {rest}"
-        headline = Headline("bad", "DEVICES DIFFER", told)
-    elif len(set(found.results)) > 1:
-        told = f"{max(found.results)} results on {len(rows)} devices, none of them on a majority"
-        headline = Headline("bad", "DEVICES DIFFER", told)
+    if replays.unsteady:
+        text = f"the runs on {_listed(replays.unsteady)} differ"
+        headline = Headline("bad", "NON-DETERMINISTIC", text)
+    elif replays.deviating:
+        remaining = len(rows) - len(replays.deviating)
+        verb = "gives" if len(replays.deviating) == 1 else "give"
+        text = f"{_listed(replays.deviating)} {verb} different bits than the other {remaining}"
+        headline = Headline("bad", "DEVICES DIFFER", text)
+    elif len(set(replays.results)) > 1:
+        text = f"{max(replays.results)} results on {len(rows)} devices, none of them on a majority"
+        headline = Headline("bad", "DEVICES DIFFER", text)
     return dataclasses.replace(report, headline=headline, all_devices=rows)
 
 
@@ -145,20 +145,20 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
     )
 
 
-def of_localization(case: Case, found: Localization, root: Path) -> Report:
+def of_localization(case: Case, localization: Localization, root: Path) -> Report:
     """Return the report of a localization; see `with_localization`."""
     report = Report(
         path=str(case.path),
-        headline=headline_of(found),
+        headline=headline_of(localization),
         format=case.format,
         module=case.name,
         notes=case.notes,
     )
-    return with_localization(report, case, found, root, _sides(found))
+    return with_localization(report, case, localization, root, _sides(localization))
 
 
 def with_localization(
-    report: Report, case: Case, found: Localization, root: Path, words: Sequence[str] = ()
+    report: Report, case: Case, localization: Localization, root: Path, words: Sequence[str] = ()
 ) -> Report:
     """Return a report with what localizing found, and source lines of Python files below ``root``.
 
@@ -167,15 +167,15 @@ def with_localization(
     Raises:
         SnapshotError: The module cannot be read.
     """
-    around = surroundings.surroundings(read_program(case), found.instructions)
-    locations = surroundings.locations(around, found.instructions)
+    around = surroundings.surroundings(read_program(case), localization.instructions)
+    locations = surroundings.locations(around, localization.instructions)
     return dataclasses.replace(
         report,
-        headline=headline_of(found) if report.headline.status == "ok" else report.headline,
-        localization=found,
+        headline=headline_of(localization) if report.headline.status == "ok" else report.headline,
+        localization=localization,
         neighborhood=around,
         sources=surroundings.source_excerpts(locations, root),
-        commands=_commands(case.path, words, found),
+        commands=_commands(case.path, words, localization),
     )
 
 
@@ -295,11 +295,11 @@ def _run(ran: PlayResult | Outcome, isolated: bool = True) -> RunRecord:
 def _headline(replayed: Replay) -> Headline:
     played, comparison = replayed.played, replayed.comparison
     if played.repeats is not None and played.agrees_with_itself is False:
-        told = f"{played.repeats.actual_name} and run 1: {played.repeats.summary}"
-        return Headline("bad", "NON-DETERMINISTIC", told)
+        text = f"{played.repeats.actual_name} and run 1: {played.repeats.summary}"
+        return Headline("bad", "NON-DETERMINISTIC", text)
     if comparison is None:
-        told = "no outputs were recorded for these inputs"
-        return Headline("caution", "NOTHING TO COMPARE WITH", told)
+        text = "no outputs were recorded for these inputs"
+        return Headline("caution", "NOTHING TO COMPARE WITH", text)
     if replayed.mismatch:
         return Headline("bad", "MISMATCH", replayed.summary)
     return Headline("ok", "MATCH", replayed.summary)
@@ -330,26 +330,28 @@ def _side(letter: str, judged: SideJudgement, outcome: Outcome) -> TrialSide:
     return TrialSide(letter, judged.name, "ok", "within rounding", judged.score, outcome.device)
 
 
-def _sides(found: Localization) -> tuple[str, ...]:
+def _sides(localization: Localization) -> tuple[str, ...]:
     """Return the options that name the sides; none where one is another file's program."""
     try:
-        for name in filter(None, (found.suspect, found.reference)):
+        for name in filter(None, (localization.suspect, localization.reference)):
             parse_variant(name)
     except SnaprtError:
         return ()
-    both = (("--a", found.suspect), ("--b", found.reference))
+    both = (("--a", localization.suspect), ("--b", localization.reference))
     return tuple(word for option, name in both if name for word in (option, name))
 
 
 def _commands(
-    path: Path, words: Sequence[str], found: Localization | None = None
+    path: Path, words: Sequence[str], localization: Localization | None = None
 ) -> tuple[Command, ...]:
     file = shell_word(str(path))
     options = _joined(words)
-    sides = "" if found is None else _joined(_sides(found))
+    sides = "" if localization is None else _joined(_sides(localization))
     # Where there is no reference, it was NaN and infinities that were looked for.
     localize, minify = (
-        (" --find nonfinite", " --check nan") if found and not found.reference else ("", "")
+        (" --find nonfinite", " --check nan")
+        if localization and not localization.reference
+        else ("", "")
     )
     return (
         Command("Replay it again", f"snaprt replay {file}{options}"),

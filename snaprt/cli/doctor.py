@@ -67,8 +67,8 @@ def _write_access(folder: Path) -> str:
     for name, (path, kind) in settings.places_written().items():
         if name != "SNAPRT_CACHE_DIR":  # which has a check of its own
             path = path.absolute()
-            there = next(place for place in (path, *path.parents) if place.exists())
-            places[f"{name} in {path}"] = there if kind == "folder" else path.parent
+            existing = next(place for place in (path, *path.parents) if place.exists())
+            places[f"{name} in {path}"] = existing if kind == "folder" else path.parent
     for what, place in places.items():
         try:
             with tempfile.TemporaryFile(dir=place) as file:
@@ -158,8 +158,8 @@ with snaprt.lazy():
 
 def _plain_environment() -> dict[str, str]:
     """Return the environment without what would have a program recorded or run otherwise."""
-    kept = ("SNAPRT_CACHE", "XLA_FLAGS")
-    ours = {row.name for row in settings.SETTINGS if not row.name.startswith(kept)}
+    prefixes = ("SNAPRT_CACHE", "XLA_FLAGS")
+    ours = {row.name for row in settings.SETTINGS if not row.name.startswith(prefixes)}
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
@@ -167,7 +167,7 @@ def _snapshot(folder: Path) -> str:
     program = folder / "program.py"
     program.write_text(_PROGRAM, encoding="utf-8")
     # A process of its own: recording is switched on at its start, and its flags stay its own.
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(program)],
         env={
             **_plain_environment(),
@@ -179,10 +179,10 @@ def _snapshot(folder: Path) -> str:
         check=False,
     )
     files = _snapshots(folder)
-    if done.returncode != 0 or not files:
-        words = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+    if process.returncode != 0 or not files:
+        words = process.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise SnaprtError(
-            f"a program that should record a snapshot ended with status {done.returncode} and "
+            f"a program that should record a snapshot ended with status {process.returncode} and "
             f"wrote {len(files)} files: {words[0]}"
         )
     size = sum(path.stat().st_size for path in files)

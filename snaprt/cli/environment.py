@@ -39,9 +39,9 @@ def command(context: click.Context, topic: str | None, as_json: bool) -> None:
     assert isinstance(group.command, click.Group)
     subject = group.command.get_command(group, topic)
     if subject is None:
-        known = ["environment", *group.command.list_commands(group)]
+        names = ["environment", *group.command.list_commands(group)]
         raise click.UsageError(
-            f"no such command or topic: {topic!r}.{did_you_mean(topic, known)}", group
+            f"no such command or topic: {topic!r}.{did_you_mean(topic, names)}", group
         )
     with click.Context(subject, info_name=topic, parent=group) as about:
         click.echo(subject.get_help(about))

@@ -45,32 +45,33 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the columns that fit, and name those that do not."""
-        kept = list(range(len(self.columns)))
-        widths = [self._width(index) for index in kept]
-        while sum(widths[i] + _GAP for i in kept) - _GAP > options.max_width:
-            first_to_go = max(kept, key=lambda index: (self.columns[index].rank, index))
+        indices = list(range(len(self.columns)))
+        widths = [self._width(index) for index in indices]
+        while sum(widths[i] + _GAP for i in indices) - _GAP > options.max_width:
+            first_to_go = max(indices, key=lambda index: (self.columns[index].rank, index))
             if self.columns[first_to_go].rank == 0:
                 break
-            kept.remove(first_to_go)
-        fits = sum(widths[i] + _GAP for i in kept) - _GAP <= options.max_width
+            indices.remove(first_to_go)
+        fits = sum(widths[i] + _GAP for i in indices) - _GAP <= options.max_width
         if fits and all(
             type(cell) is str and "\n" not in cell for row in self.rows for cell in row
         ):
-            yield from self._lines(kept, widths)
+            yield from self._lines(indices, widths)
         else:
-            yield self._folded(kept)
-        gone = [column.title for index, column in enumerate(self.columns) if index not in kept]
-        if gone:
+            yield self._folded(indices)
+        hidden = [column.title for index, column in enumerate(self.columns) if index not in indices]
+        if hidden:
             yield Text(
-                f"(columns that do not fit: {', '.join(gone)}; use --json to see them)", style="dim"
+                f"(columns that do not fit: {', '.join(hidden)}; use --json to see them)",
+                style="dim",
             )
 
-    def _lines(self, kept: Sequence[int], widths: Sequence[int]) -> Iterator[Segment]:
+    def _lines(self, indices: Sequence[int], widths: Sequence[int]) -> Iterator[Segment]:
         """Render what needs no folding: rich's own table takes a millisecond a row."""
 
         def line(cells: Sequence[str | Text]) -> str:
             padded = []
-            for index in kept:
+            for index in indices:
                 cell = str(cells[index])
                 space = " " * (widths[index] - cell_len(cell))
                 padded.append(space + cell if self.columns[index].right else cell + space)
@@ -80,16 +81,16 @@ class FittedTable:
         yield Segment.line()
         yield Segment("".join(line(row) + "\n" for row in self.rows))
 
-    def _folded(self, kept: Sequence[int]) -> Table:
+    def _folded(self, indices: Sequence[int]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for index in kept:
+        for index in indices:
             column = self.columns[index]
             # What is still too wide is folded: nothing is cut off.
             table.add_column(
                 column.title, justify="right" if column.right else "left", overflow="fold"
             )
         for row in self.rows:
-            table.add_row(*[row[index] for index in kept])
+            table.add_row(*[row[index] for index in indices])
         return table
 
     def _width(self, index: int) -> int:

@@ -24,9 +24,9 @@ from snaprt.errors import SnaprtError
 from snaprt.whole_files import REMEDIES, remedy_sentence
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return `` Did you mean 'replay'?`` for a mistyped word; empty if nothing is like it."""
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, words, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
@@ -190,8 +190,8 @@ def _with_flags_settled(command: click.Command) -> click.Command:
     return settled
 
 
-def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
+def _print_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given and not context.resilient_parsing:
         click.echo(f"snaprt {snaprt.__version__}")
         context.exit()
 

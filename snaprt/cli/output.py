@@ -142,7 +142,7 @@ def given_options(
         if isinstance(value, dict):
             value = [f"{key}={setting}" for key, setting in value.items()]
         values = value if isinstance(value, list | tuple) else [value]
-        yield option, tuple(word for each in values for word in (option.opts[0], str(each)))
+        yield option, tuple(word for item in values for word in (option.opts[0], str(item)))
 
 
 def json_option(function: _AnyFunction) -> _AnyFunction:

@@ -126,10 +126,12 @@ def run_mode(
         raise
     seconds = time.perf_counter() - started
     lines = [line for line in text.splitlines() if line.strip()]
-    found = next((line for line in lines if fails_if is not None and fails_if.search(line)), None)
-    is_failed = process.returncode != 0 or found is not None
+    failing_line = next(
+        (line for line in lines if fails_if is not None and fails_if.search(line)), None
+    )
+    is_failed = process.returncode != 0 or failing_line is not None
     result = TIMEOUT if is_late else FAILED if is_failed else OK
-    last = found or (lines[-1] if lines else "")
+    last = failing_line or (lines[-1] if lines else "")
     return TriageRun(
         mode.name, result, None if is_late else process.returncode, seconds, last.strip()
     )

@@ -207,8 +207,8 @@ class GraphBreakRows:
         row = row_of(event)
         key = (row.place, row.cause, row.operation)
         with self._lock:
-            known = self._rows.get(key)
-            self._rows[key] = row if known is None else known.plus(row)
+            earlier = self._rows.get(key)
+            self._rows[key] = row if earlier is None else earlier.plus(row)
 
     def __call__(self) -> tuple[GraphBreakRow, ...]:
         """Return them."""

@@ -141,10 +141,10 @@ def _element_type(dtype: Any) -> str:
 
 
 def _roots(program: Program) -> dict[int, tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
+    roots: dict[int, tuple[int, ...]] = {}
     for number, (position, _) in enumerate(program.outputs):
-        found[position] = (*found.get(position, ()), number)
-    return found
+        roots[position] = (*roots.get(position, ()), number)
+    return roots
 
 
 def _leaf(program: Program, origin: int, index: int) -> ShownNode:
@@ -164,11 +164,11 @@ def _input(array: jax.Array, index: int) -> ShownNode:
     kind = type_text(array)
     devices = sorted(jaxapi.devices_of_sharding(array.sharding), key=lambda device: device.id)
     where = ",".join(f"{device.platform.upper()}:{device.id}" for device in devices)
-    told = [("device", where)]
+    attributes = [("device", where)]
     if len(devices) > 1:
-        told.append(("sharding", jaxapi.hlo_sharding_text(array.sharding, array.ndim)))
-    digest = _digest(INPUT_NAME, kind, str(index), repr(told))
-    return ShownNode(INPUT_NAME, (kind,), (), tuple(told), "", (), digest)
+        attributes.append(("sharding", jaxapi.hlo_sharding_text(array.sharding, array.ndim)))
+    digest = _digest(INPUT_NAME, kind, str(index), repr(attributes))
+    return ShownNode(INPUT_NAME, (kind,), (), tuple(attributes), "", (), digest)
 
 
 def _operation(
@@ -180,17 +180,17 @@ def _operation(
 ) -> ShownNode:
     name = f"xla::{node.primitive.name}"
     types = tuple(type_text(result.aval) for result in node.results)
-    told = tuple(_attributes(node))
+    attributes = tuple(_attributes(node))
     frames = jaxapi.frames_of_operation(node.source)
     if with_stacks and len(frames) > 1:
         callers = " < ".join(location_text(frame) for frame in reversed(frames[:-1]))
-        told = (("from", callers), *told)
+        attributes = (("from", callers), *attributes)
     below = [f"{nodes[number].digest}.{index}" for number, index in operands]
     return ShownNode(
         name=name,
         types=types,
         operands=operands,
-        attributes=told,
+        attributes=attributes,
         location=location_text(frames[-1]) if frames else "",
         roots=roots,
         digest=_digest(name, *types, _identity(node), *below),
@@ -214,7 +214,7 @@ def _attributes(node: Node) -> Iterator[tuple[str, str]]:
 def _says_nothing(value: Any) -> bool:
     """Return whether a parameter is as JAX has it where nobody asked for something."""
     if isinstance(value, (tuple, list)):
-        return all(one is False or _says_nothing(one) for one in value)
+        return all(item is False or _says_nothing(item) for item in value)
     if isinstance(value, jax.sharding.Mesh):
         return value.empty
     return value is None or type(value).__name__ == "UnspecifiedValue"
@@ -284,7 +284,9 @@ _LONGEST_NOTE = 64
 
 def block(stack: Sequence[jaxapi.Frame], digests: Sequence[str], graph: str) -> str:
     """Return what the file has of one graph."""
-    frames = "".join(f"  {one.function} ({one.file}:{one.line})\n" for one in reversed(stack))
+    frames = "".join(
+        f"  {frame.function} ({frame.file}:{frame.line})\n" for frame in reversed(stack)
+    )
     hashes = ", ".join(digests)
     return (
         f"[ScheduleSyncTensorsGraph]\nTensorsGraphInfo:\n{frames}\nHashes: ({hashes})\n"

@@ -109,32 +109,32 @@ def _name(node: Node) -> str:
 
 def nearest(outlines: Sequence[Outline], to: Outline) -> Outline:
     """Return which of some outlines, the latest last, is most like another."""
-    return max(reversed(outlines), key=lambda one: _likeness(one, to))
+    return max(reversed(outlines), key=lambda outline: _likeness(outline, to))
 
 
-def _likeness(one: Outline, other: Outline) -> tuple[int, ...]:
-    same_operations = one.names == other.names
-    start, end = (0, 0) if same_operations else common_ends(one.names, other.names)
+def _likeness(outline: Outline, other: Outline) -> tuple[int, ...]:
+    same_operations = outline.names == other.names
+    start, end = (0, 0) if same_operations else common_ends(outline.names, other.names)
     return (
         same_operations,
         start + end,
-        one.wiring == other.wiring,
-        one.outputs == other.outputs,
-        -sum(a != b for a, b in zip(one.inputs, other.inputs, strict=False)),
-        -sum(a.key != b.key for a, b in zip(one.literals, other.literals, strict=False)),
+        outline.wiring == other.wiring,
+        outline.outputs == other.outputs,
+        -sum(a != b for a, b in zip(outline.inputs, other.inputs, strict=False)),
+        -sum(a.key != b.key for a, b in zip(outline.literals, other.literals, strict=False)),
     )
 
 
-def common_ends(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int]:
+def common_ends(first: Sequence[Any], second: Sequence[Any]) -> tuple[int, int]:
     """Return how many elements two sequences begin with alike, and end with alike after those."""
-    shorter = min(len(one), len(other))
-    start = _alike(one, other)
-    end = _alike(reversed(one), reversed(other))
+    shorter = min(len(first), len(second))
+    start = _alike(first, second)
+    end = _alike(reversed(first), reversed(second))
     return start, min(end, shorter - start)
 
 
-def _alike(one: Iterable[Any], other: Iterable[Any]) -> int:
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+def _alike(first: Iterable[Any], second: Iterable[Any]) -> int:
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return sum(1 for _ in pairs)
 
 
@@ -153,15 +153,15 @@ def name_of(array: jax.Array) -> str | None:
     The innermost frame that holds it counts. What no frame holds may have been made of a numpy
     array: it has the name of the only one of its shape and dtype in the innermost frame with any.
     """
-    left = _MOST_LEAVES
+    remaining = _MOST_LEAVES
     alike: dict[int, str] = {}
     for file, variables in jaxapi.user_variables():
         if jaxapi.is_installed(file):
             continue
         has_alike = bool(alike)
         for name, leaf in _leaves(variables):
-            left -= 1
-            if left < 0:
+            remaining -= 1
+            if remaining < 0:
                 break
             if leaf is array or (type(leaf) is LazyArray and leaf._value is array):
                 return name
@@ -188,9 +188,9 @@ def _leaves(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from _within(name, value)
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
-            for attribute, held in list(attributes.items()):
-                if not isinstance(held, _NO_CONTAINERS):
-                    yield from _within(f"{name}.{attribute}", held)
+            for attribute, member in list(attributes.items()):
+                if not isinstance(member, _NO_CONTAINERS):
+                    yield from _within(f"{name}.{attribute}", member)
 
 
 def _within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -265,16 +265,16 @@ def reasons(before: Outline, now: Outline, name_input: NameInput) -> tuple[Reaso
     inputs = list(_inputs(before, now, name_input))
     # What the program has no name for mostly follows from what it has.
     named = [reason for reason in inputs if reason.is_named]
-    found = [*(named or inputs), *_operations(before, now)]
-    if not found:
-        found = [*_constants(before, now), *_outputs(before, now)]
-    if not found:
-        found = [*_parameters(before, now)]
-    if not found:
-        found = [*_surroundings(before, now, name_input)]
-    if not found:
-        found = [_same_program(before, now)]
-    return tuple(dict.fromkeys(found))
+    differences = [*(named or inputs), *_operations(before, now)]
+    if not differences:
+        differences = [*_constants(before, now), *_outputs(before, now)]
+    if not differences:
+        differences = [*_parameters(before, now)]
+    if not differences:
+        differences = [*_surroundings(before, now, name_input)]
+    if not differences:
+        differences = [_same_program(before, now)]
+    return tuple(dict.fromkeys(differences))
 
 
 def _at(text: str, operation: OutlinedOperation | None, kind: str) -> Reason:
@@ -325,15 +325,15 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
             yield _at(f"{first.name} has different operands than last time", first, "inputs")
         return
     start, end = common_ends(before.names, now.names)
-    gone = before.operations[start : len(before.names) - end]
-    come = now.operations[start : len(now.names) - end]
-    if come and not gone:
-        yield _at(f"{_operations_text(come)} more than last time", come[0], "longer")
-    elif gone and not come:
-        yield _at(f"{_operations_text(gone)} fewer than last time", gone[0], "shorter")
+    removed = before.operations[start : len(before.names) - end]
+    added = now.operations[start : len(now.names) - end]
+    if added and not removed:
+        yield _at(f"{_operations_text(added)} more than last time", added[0], "longer")
+    elif removed and not added:
+        yield _at(f"{_operations_text(removed)} fewer than last time", removed[0], "shorter")
     else:
-        was = _at(f"{gone[0].name}", gone[0], "branch").text
-        yield _at(f"another branch: {was} became {come[0].name}", come[0], "branch")
+        was = _at(f"{removed[0].name}", removed[0], "branch").text
+        yield _at(f"another branch: {was} became {added[0].name}", added[0], "branch")
 
 
 def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
@@ -411,11 +411,11 @@ def _is_jaxpr(value: Any) -> bool:
     return isinstance(value, (jaxapi.Jaxpr, jaxapi.ClosedJaxpr))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(value: Any, other: Any) -> bool:
     try:
-        return bool(one == other)
+        return bool(value == other)
     except Exception:  # an array among them
-        return one is other
+        return value is other
 
 
 def _short(value: Any) -> str:
@@ -424,19 +424,21 @@ def _short(value: Any) -> str:
 
 def _jaxpr_change(old: Any, new: Any) -> tuple[str, str] | None:
     """Return the name of a parameter that differs in two traced functions, and how, in words."""
-    before, now = (getattr(one, "jaxpr", one).eqns for one in (old, new))
-    names = [[equation.primitive.name for equation in one] for one in (before, now)]
+    before, now = (getattr(jaxpr, "jaxpr", jaxpr).eqns for jaxpr in (old, new))
+    names = [[equation.primitive.name for equation in equations] for equations in (before, now)]
     if names[0] != names[1]:
         start, _ = common_ends(*names)
-        was, became = (one[start] if start < len(one) else "its end" for one in names)
+        was, became = (
+            sequence[start] if start < len(sequence) else "its end" for sequence in names
+        )
         return "", f"a different function inside: {became} instead of {was},"
-    for one, other in zip(before, now, strict=True):
-        for a, b in zip(one.invars, other.invars, strict=False):
+    for equation, other in zip(before, now, strict=True):
+        for a, b in zip(equation.invars, other.invars, strict=False):
             are_constants = all(isinstance(atom, jaxapi.JaxprLiteral) for atom in (a, b))
             if are_constants and not _same(a.val, b.val):
                 values = f"{value_text(a.val)}, then {value_text(b.val)}, of {other.primitive.name}"
                 return "", f"a constant inside that changed: {values},"
-        inside = _parameter_change(one.params, other.params)
+        inside = _parameter_change(equation.params, other.params)
         if inside is not None:
             name, text = inside
             return name, f"inside, for {other.primitive.name}, {text}"
@@ -507,26 +509,26 @@ def argument_names(
 ) -> dict[int, str]:
     """Return what a function calls the arrays it is given, such as ``batch['x']``, by their id."""
     try:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # a function without a signature, or a call that will fail
         return {}
     return {
         id(leaf): f"{name}{jax.tree_util.keystr(path)}"
-        for name, value in given.items()
+        for name, value in arguments.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(value)
     }
 
 
-def guards_of(run: Execution, known: Mapping[int, str]) -> tuple[Guard, ...]:
+def guards_of(run: Execution, names_by_id: Mapping[int, str]) -> tuple[Guard, ...]:
     """Return the guards of a graph that is about to run, the most telling ones first.
 
     Args:
         run: The graph, with its inputs.
-        known: Names of arrays by their id; for others, the user's variables are looked through.
+        names_by_id: Names of arrays by id; for others, the user's variables are looked through.
     """
     outline = outline_of(run.program, run.promoted, is_watched=run.executable.is_watched)
     names = [
-        known.get(id(array)) or name_of(array) or f"input {number}"
+        names_by_id.get(id(array)) or name_of(array) or f"input {number}"
         for number, array in enumerate(run.program.inputs)
     ]
     return (

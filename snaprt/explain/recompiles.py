@@ -114,7 +114,7 @@ class _History(Subscriber):
     def leave(self, events: list[CompilationEvent]) -> None:
         """Append to it no more."""
         with self._lock:
-            self._listening = tuple(one for one in self._listening if one is not events)
+            self._listening = tuple(other for other in self._listening if other is not events)
 
     def _remember(self, compilation: Compilation, limit: int, action: str) -> None:
         cut, program = compilation.cut, compilation.program
@@ -164,10 +164,10 @@ class _History(Subscriber):
         if not earlier:
             return []
         outline = outline_of(program, promoted, is_watched=is_watched)
-        found = reasons(
+        differences = reasons(
             nearest(earlier, outline), outline, lambda index: name_of(program.inputs[index])
         )
-        return _lines(found)
+        return _lines(differences)
 
     def _site(self, key: Any) -> _Site:
         site = self._sites.setdefault(key, _Site())
@@ -306,5 +306,5 @@ def _lines(differences: Sequence[Reason]) -> list[str]:
     advice = dict.fromkeys(reason.advice for reason in differences if reason.advice)
     return [
         *(reason.text for reason in differences),
-        *(f"instead: {one}" for one in advice),
+        *(f"instead: {text}" for text in advice),
     ]

@@ -25,14 +25,14 @@ class _Switch:
         self.subscriber: Subscriber | None = None
         self._make = make
         self._texts = settings.Texts(*variables)
-        self._seen: list[Any] = [None] * len(variables)
+        self._last_texts: list[Any] = [None] * len(variables)
 
     def look(self) -> None:
         """Make the subscriber anew if a variable has changed."""
         now = self._texts.now()
-        if now != self._seen:
+        if now != self._last_texts:
             self.subscriber = self._make()
-            self._seen = now
+            self._last_texts = now
 
 
 class _CollectedSteps(Subscriber):
@@ -96,7 +96,7 @@ _LOGS: Final = (
     (_EXECUTIONS, _ExecutionLog()),
 )
 # And what they ask for.
-_seen: tuple[list[Any], list[bool], tuple[Subscriber, ...]] = ([], [], ())
+_last: tuple[list[Any], list[bool], tuple[Subscriber, ...]] = ([], [], ())
 subscribe(history)  # always there, for it is told of compilations alone
 
 
@@ -106,16 +106,16 @@ def subscribers() -> tuple[Subscriber, ...]:
     Raises:
         UsageError: A variable asks for what cannot be.
     """
-    global _seen
+    global _last
     texts, is_logged = _texts.now(), _are_logged()
-    if texts != _seen[0] or is_logged != _seen[1]:
+    if texts != _last[0] or is_logged != _last[1]:
         for switch in _SWITCHES:
             switch.look()
         is_logged = _are_logged()  # as the variables may just have asked
-        asked_for = [one.subscriber for one in _SWITCHES if one.subscriber is not None]
-        told = [log for (_, log), is_on in zip(_LOGS, is_logged, strict=True) if is_on]
-        _seen = texts, is_logged, (*asked_for, *told)
-    return _seen[2]
+        asked_for = [switch.subscriber for switch in _SWITCHES if switch.subscriber is not None]
+        log_subscribers = [log for (_, log), is_on in zip(_LOGS, is_logged, strict=True) if is_on]
+        _last = texts, is_logged, (*asked_for, *log_subscribers)
+    return _last[2]
 
 
 def _are_logged() -> list[bool]:

@@ -126,27 +126,27 @@ def draw(nodes: Sequence[ShownNode], name: str, identity: str = "") -> str:
 def _levels(nodes: Sequence[ShownNode]) -> list[int]:
     """Return the row of each node: below all that it reads, and where there is room."""
     rows: dict[int, int] = {}
-    taken: dict[int, int] = {}
+    counts: dict[int, int] = {}
     first_reader: dict[int, int] = {}
     for number, node in enumerate(nodes):
         if not node.operands:
             continue
-        above = [rows[one] for one, _ in node.operands if one in rows]
+        above = [rows[operand] for operand, _ in node.operands if operand in rows]
         level = max(above, default=0) + 1
-        while taken.get(level, 0) >= _WIDEST:
+        while counts.get(level, 0) >= _WIDEST:
             level += 1
         rows[number] = level
-        taken[level] = taken.get(level, 0) + 1
+        counts[level] = counts.get(level, 0) + 1
         for operand, _ in node.operands:
             first_reader.setdefault(operand, level)
     for number, node in enumerate(nodes):
         if node.operands:
             continue
         level = first_reader.get(number, 1) - 1
-        while taken.get(level, 0) >= _WIDEST:
+        while counts.get(level, 0) >= _WIDEST:
             level -= 1
         rows[number] = level
-        taken[level] = taken.get(level, 0) + 1
+        counts[level] = counts.get(level, 0) + 1
     highest = min(rows.values())
     return [rows[number] - highest for number in range(len(nodes))]
 
@@ -155,12 +155,12 @@ def _box(number: int, nodes: Sequence[ShownNode], layout: Layout) -> _Box:
     node = nodes[number]
     level = layout.levels[number]
     far = [operand for operand in node.operands if level - layout.levels[operand[0]] > _FARTHEST]
-    named = ", ".join(operand_text(one, nodes) for one in far[:_FAR_READS])
+    named = ", ".join(operand_text(operand, nodes) for operand in far[:_FAR_READS])
     more = f", {len(far) - _FAR_READS} more" if len(far) > _FAR_READS else ""
-    told = dict(node.attributes)
-    what = told.get("name", node.name.partition("::")[2])
+    attributes = dict(node.attributes)
+    what = attributes.get("name", node.name.partition("::")[2])
     if node.name == CONSTANT_NAME:
-        what = told["value"]
+        what = attributes["value"]
     last = f"output {', '.join(map(str, node.roots))}" if node.roots else node.location
     return _Box(
         x=round(layout.middles[number] - _SIZES.width / 2, 1),
@@ -425,7 +425,7 @@ class TraceFolder(Subscriber):
         self._process = os.getpid()
         self._graphs: dict[int, TracedGraph] = {}
         self._turns: list[tuple[TracedGraph, int]] = []
-        self._written = 0.0
+        self._page_time = 0.0
         self.folder = _claim(self._path, page((), ()))
 
     def ready(self, run: Execution) -> None:
@@ -496,9 +496,9 @@ class TraceFolder(Subscriber):
 
     def _write_page(self, *, often: bool = True) -> None:
         few = often and len(self._graphs) <= _MOST_DRAWINGS_IN_PAGE
-        if few or time.monotonic() - self._written > _SECONDS_BETWEEN_PAGES:
+        if few or time.monotonic() - self._page_time > _SECONDS_BETWEEN_PAGES:
             _write(self.folder / INDEX, page(list(self._graphs.values()), self._turns))
-            self._written = time.monotonic()
+            self._page_time = time.monotonic()
 
     def _finish(self) -> None:
         """Write once more what has changed since, when the process ends."""

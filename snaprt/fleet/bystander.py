@@ -53,7 +53,7 @@ def hang_folder(folder: Path, number: int) -> Path:
     return folder / f"hang-{number:03d}"
 
 
-def claim_hang(folder: Path, known: int) -> int:
+def claim_hang(folder: Path, last: int) -> int:
     """Return the number of the hang that is to be written, its folder made.
 
     All ranks count the folders that are there. Who comes first makes the next one, and the others
@@ -61,9 +61,9 @@ def claim_hang(folder: Path, known: int) -> int:
 
     Args:
         folder: The folder of the recording.
-        known: The last hang that this process has written or knows to be over.
+        last: The last hang that this process has written or knows to be over.
     """
-    number = known + 1
+    number = last + 1
     hang_folder(folder, number).mkdir(parents=True, exist_ok=True)
     return number
 
@@ -120,20 +120,20 @@ class _Bystander:
         self._heard, self._has_written = time.monotonic(), False
         *lines, self._begun = (self._begun + chunk).split(b"\n")
         for line in lines:
-            told: Any = None
+            message: Any = None
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-            if not isinstance(told, dict):
+                message = json.loads(line)
+            if not isinstance(message, dict):
                 if line.strip():
                     self._traceback.append(line.decode(errors="replace"))
-            elif "look" in told:
-                self._look(Path(told["look"]))
+            elif "look" in message:
+                self._look(Path(message["look"]))
             else:
-                status = told.get("status", {})
+                status = message.get("status", {})
                 if not status.get("where"):  # between its end and the process's it has no line
                     status.pop("where", None)
                 self._status.update(status)
-                self._has_ended = "end" in told
+                self._has_ended = "end" in message
 
     def _look(self, path: Path) -> None:
         """Put the native stacks into a dump."""
@@ -201,9 +201,9 @@ class _Bystander:
     def _write(self, content: dict[str, Any]) -> None:
         if not self._status:
             return  # it had not begun
-        known = self._status.pop("known")
+        last_hang = self._status.pop("known")
         with contextlib.suppress(OSError):
-            number = claim_hang(self._folder, known)
+            number = claim_hang(self._folder, last_hang)
             path = dump_file(self._folder, number, self._status["rank"])
             write_json(path, {**self._status, "time": time.time(), **content})
             self._status["known"] = number

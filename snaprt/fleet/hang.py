@@ -160,14 +160,14 @@ def conclude(dumps: Sequence[Dump], states: Iterable[RankState] = ()) -> Conclus
     """
     counts_steps = any(dump.steps for dump in dumps)
     groups = _groups(dumps, counts_steps=counts_steps)
-    known = {state.rank: state for state in states}
+    states_by_rank = {state.rank: state for state in states}
     at = min(dump.time for dump in dumps)
-    written = {dump.rank for dump in dumps}
+    ranks = {dump.rank for dump in dumps}
     count = max(dump.processes for dump in dumps)
     missing = tuple(
-        _missing(rank, known, at, counts_steps=counts_steps)
+        _missing(rank, states_by_rank, at, counts_steps=counts_steps)
         for rank in range(count)
-        if rank not in written
+        if rank not in ranks
     )
     return Conclusion(
         headline=_headline(groups, missing, count),

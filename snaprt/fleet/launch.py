@@ -151,33 +151,33 @@ class _Process:
     rank: int
     popen: subprocess.Popen[bytes]  # the process; the leader of a process group of its own
     # Where it says the status of its program, before it waits for the others to end.
-    told: IO[bytes]
+    status_pipe: IO[bytes]
     # The last lines that it printed.
     tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=_TAIL))
     status: int | None = None  # its exit status as `subprocess` gives it, once it has ended
 
     @classmethod
     def start(cls, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> _Process:
-        told, tells = os.pipe()
+        reader, writer = os.pipe()
         try:
             popen = subprocess.Popen(
                 list(command),
-                env={**environment, STATUS_VARIABLE: str(tells)},
-                pass_fds=[tells],
+                env={**environment, STATUS_VARIABLE: str(writer)},
+                pass_fds=[writer],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(told)
+            os.close(reader)
             raise UsageError(
                 f"rank {rank} cannot be started: {error.strerror or error}",
                 hint="Start fewer processes with -n, or raise the limit (ulimit -u).",
             ) from error
         finally:
-            os.close(tells)
-        return cls(rank, popen, open(told, "rb", buffering=0))
+            os.close(writer)
+        return cls(rank, popen, open(reader, "rb", buffering=0))
 
     @property
     def pid(self) -> int:
@@ -257,7 +257,7 @@ class _Launched:
         self._kill_at = float("inf")
         self._open = 0
         for process in processes:
-            self._selector.register(process.told, selectors.EVENT_READ, process)
+            self._selector.register(process.status_pipe, selectors.EVENT_READ, process)
             for source, target in (
                 (process.popen.stdout, sys.stdout.buffer),
                 (process.popen.stderr, sys.stderr.buffer),

@@ -42,7 +42,7 @@ _LAZY_GRAPH: Final = "the lazy graph"
 
 _log = logging.getLogger("snaprt.fleet")
 
-Said = Mapping[int, Mapping[str, str]]
+Reports = Mapping[int, Mapping[str, str]]
 """What each rank is about to run: the name, the digest, and the user's line."""
 
 
@@ -176,12 +176,12 @@ class _Comparison:
 
     def run(self) -> None:
         opened, planned = self._channel, self._planned
-        said = {
+        report = {
             "name": planned.name,
             "digest": planned.digest,
             "place": jaxapi.place_text(jaxapi.users_place(jaxapi.user_frames())),
         }
-        if not opened.put(f"{self._folder}/said/{opened.rank}", json.dumps(said).encode()):
+        if not opened.put(f"{self._folder}/said/{opened.rank}", json.dumps(report).encode()):
             _log.warning("%s is not checked: the coordinator does not answer", self._what())
             return
         answer = self._lead() if opened.rank == planned.ranks[0] else self._follow()
@@ -193,11 +193,11 @@ class _Comparison:
     def _lead(self) -> str:
         """Return what is wrong, after all have been told; empty where nothing is."""
         opened, planned = self._channel, self._planned
-        said = self._wait_for_all()
-        missing = [rank for rank in planned.ranks if rank not in said]
+        reports = self._wait_for_all()
+        missing = [rank for rank in planned.ranks if rank not in reports]
         answer = "\n".join(
             [
-                *(self._difference_lines(said) if _differs(said) else ()),
+                *(self._difference_lines(reports) if _differs(reports) else ()),
                 *(self._missing_lines(missing) if missing else ()),
             ]
         )
@@ -206,24 +206,24 @@ class _Comparison:
             opened.delete(f"{self._order}/{self._number - 1}")
         return answer
 
-    def _wait_for_all(self) -> Said:
+    def _wait_for_all(self) -> Reports:
         """Return what each rank has said, of those that have come in time."""
         opened, planned = self._channel, self._planned
         end = time.monotonic() + self._timeout
         pause, longest = _PAUSES
         while True:
-            said = {
+            reports = {
                 int(rank): json.loads(text)
                 for rank, text in opened.below(f"{self._folder}/said").items()
             }
-            missing = set(planned.ranks) - set(said)
+            missing = set(planned.ranks) - set(reports)
             if not missing or time.monotonic() > end:
-                return said
+                return reports
             # Whoever differs is told at once, whether all have come or not.
-            if pause == longest and _differs(said):
+            if pause == longest and _differs(reports):
                 end = min(end, time.monotonic() + _PATIENCE)
             if pause == longest and missing & opened.ended():
-                return said
+                return reports
             time.sleep(pause)
             pause = min(longest, 1.5 * pause)
 
@@ -273,17 +273,17 @@ class _Comparison:
     def _what(self) -> str:
         return self._planned.name + (f" (step {self._step})" if self._step else "")
 
-    def _difference_lines(self, said: Said) -> Iterator[str]:
+    def _difference_lines(self, reports: Reports) -> Iterator[str]:
         groups: dict[str, list[int]] = {}
-        for rank in sorted(said):
-            groups.setdefault(said[rank]["digest"], []).append(rank)
+        for rank in sorted(reports):
+            groups.setdefault(reports[rank]["digest"], []).append(rank)
         ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
         in_step = f" in step {self._step}" if self._step else ""
         yield f"ranks are about to run different programs{in_step}:"
         for ranks in ordered:
-            program = said[ranks[0]]
+            program = reports[ranks[0]]
             yield f"  {_ranks(ranks)}: {program['name']}, at {program['place']}"
-        if len({said[ranks[0]]["name"] for ranks in ordered[:2]}) > 1:
+        if len({reports[ranks[0]]["name"] for ranks in ordered[:2]}) > 1:
             return
         first, second = (self._summary(ranks[0]) for ranks in ordered[:2])
         if first and second:
@@ -304,8 +304,8 @@ _DIFFERENT: Final = (
 _LATE: Final = "SNAPRT_CHECK_RANKS_TIMEOUT sets how many seconds a rank waits for the others."
 
 
-def _differs(said: Said) -> bool:
-    return len({program["digest"] for program in said.values()}) > 1
+def _differs(reports: Reports) -> bool:
+    return len({program["digest"] for program in reports.values()}) > 1
 
 
 def _ranks(ranks: Sequence[int]) -> str:

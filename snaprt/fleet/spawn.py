@@ -50,28 +50,28 @@ def spawn(
     context = multiprocessing.get_context("spawn")
     job = Job(nprocs, free_address(), devices_per_process=devices_per_process)
     processes: dict[int, SpawnProcess] = {}
-    told: dict[int, Connection] = {}
+    connections: dict[int, Connection] = {}
     try:
         for rank in job.ranks:
-            told[rank], tells = context.Pipe(duplex=False)
+            connections[rank], sender = context.Pipe(duplex=False)
             with _environment(job.environment(rank, os.environ)):
                 processes[rank] = context.Process(
-                    target=_run, args=(tells, function, rank, tuple(args)), name=f"rank {rank}"
+                    target=_run, args=(sender, function, rank, tuple(args)), name=f"rank {rank}"
                 )
                 processes[rank].start()
-            tells.close()
-        _wait(processes, told)
+            sender.close()
+        _wait(processes, connections)
     finally:
         _end(processes.values())
 
 
-def _wait(processes: dict[int, SpawnProcess], told: dict[int, Connection]) -> None:
+def _wait(processes: dict[int, SpawnProcess], connections: dict[int, Connection]) -> None:
     """Wait until all have ended.
 
     Raises:
         ProcessError: One has failed.
     """
-    running = dict(told)
+    running = dict(connections)
     while running:
         for ready in wait(list(running.values())):
             rank = next(rank for rank, connection in running.items() if connection is ready)
@@ -112,7 +112,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _run(
-    tells: Connection, function: Callable[..., object], rank: int, args: tuple[Any, ...]
+    sender: Connection, function: Callable[..., object], rank: int, args: tuple[Any, ...]
 ) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -123,9 +123,9 @@ def _run(
     try:
         function(rank, *args)
     except BaseException:
-        tells.send(traceback.format_exc().rstrip())
+        sender.send(traceback.format_exc().rstrip())
         raise SystemExit(1) from None
-    tells.send(None)
+    sender.send(None)
 
 
 def _die_with(parent: Any) -> None:

@@ -89,9 +89,9 @@ class Watchdog:
         self._limit = limit
         self._folder = folder
         self._progress = progress
-        self._known = hang_number(folder)  # the last hang that is over or written
+        self._last_hang = hang_number(folder)  # the last hang that is over or written
         self._written_at = -1.0  # `progress.progressed` when the last dump was written
-        self._told: tuple[int, Any] = (-1, None)  # the changes and the line that were told last
+        self._last_status: tuple[int, Any] = (-1, None)  # the changes and the line told last
         self._helper: subprocess.Popen[bytes] | None = None
         self._is_fatal_told = False
         self.start_afresh()
@@ -167,7 +167,7 @@ class Watchdog:
         self._tell_status(place)
         is_written = self._written_at == progress.progressed
         quiet = time.monotonic() - progress.progressed
-        if place.processes > 1 and hang_folder(self._folder, self._known + 1).is_dir():
+        if place.processes > 1 and hang_folder(self._folder, self._last_hang + 1).is_dir():
             if not is_written or quiet < self._limit:
                 self._dump(place, "another rank has seen no progress")
         elif quiet >= self._limit and not is_written:
@@ -179,10 +179,10 @@ class Watchdog:
     def _tell_status(self, place: ProcessPlace) -> None:
         where = stacks.user_frame(stacks.main_thread_frames())
         now = self._progress.changes, where
-        if now == self._told:
+        if now == self._last_status:
             self._tell()
         else:
-            self._told = now
+            self._last_status = now
             self._tell(status=self._status(place))
 
     def _finish(self) -> None:
@@ -214,7 +214,7 @@ class Watchdog:
             "schema": SCHEMA,
             "version": VERSION,
             **asdict(place),
-            "known": self._known,
+            "known": self._last_hang,
             "limit": self._limit,
             "time": time.time(),
             "quiet": time.monotonic() - progress.progressed,
@@ -230,7 +230,7 @@ class Watchdog:
     def _dump(self, place: ProcessPlace, cause: str) -> None:
         progress = self._progress
         at = progress.progressed
-        number = claim_hang(self._folder, self._known)
+        number = claim_hang(self._folder, self._last_hang)
         path = dump_file(self._folder, number, place.rank)
         dump = {
             **self._status(place),
@@ -241,7 +241,7 @@ class Watchdog:
             "collectives": [],
         }
         del dump["known"]
-        self._known, self._written_at = number, at
+        self._last_hang, self._written_at = number, at
         write_json(path, dump)
         _log.warning(
             "%s: %s; stacks are in %s. `snaprt report %s` shows which ranks wait for which.",
@@ -254,7 +254,7 @@ class Watchdog:
         if oldest is not None and dump["state"] == "waiting":
             dump["collectives"] = list(_collectives(oldest))
             write_json(path, dump)
-        self._told = (-1, None)
+        self._last_status = (-1, None)
         self._tell_status(place)
         self._tell(look=str(path))
 

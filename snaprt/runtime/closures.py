@@ -46,7 +46,7 @@ class _OfThread:
 
 
 class _Threads(threading.local):
-    mine: _OfThread | None = None
+    queue: _OfThread | None = None
 
 
 _threads: Final = _Threads()
@@ -98,11 +98,11 @@ def add_step_closure(
             hint="pass the function and its arguments separately: add_step_closure(print, "
             "args=(loss,))",
         )
-    mine = _threads.mine
-    if mine is None:
-        mine = _threads.mine = _OfThread()
-        _all.add(mine)
-    mine.pending.append(_Closure(closure, tuple(args), run_async))
+    queue = _threads.queue
+    if queue is None:
+        queue = _threads.queue = _OfThread()
+        _all.add(queue)
+    queue.pending.append(_Closure(closure, tuple(args), run_async))
 
 
 def run_step_closures() -> None:
@@ -111,17 +111,17 @@ def run_step_closures() -> None:
     Raises:
         Exception: What a closure raised.
     """
-    mine = _threads.mine
-    if mine is None:
+    queue = _threads.queue
+    if queue is None:
         return
-    closures, mine.pending = mine.pending, []
-    errors = _errors_behind(mine)
+    closures, queue.pending = queue.pending, []
+    errors = _errors_behind(queue)
     for closure in closures:
         try:
             for array in closure.lazy_arguments():
                 array.compute("closure")  # of another thread, whose step may not have ended
             if closure.run_async:
-                _send(mine, closure)
+                _send(queue, closure)
             else:
                 closure()
         except Exception as error:
@@ -134,39 +134,39 @@ def run_step_closures() -> None:
 
 def drop_failed_closures() -> None:
     """Drop what this thread has queued of which an argument cannot be computed any more."""
-    mine = _threads.mine
-    if mine is not None:
-        mine.pending = [
+    queue = _threads.queue
+    if queue is not None:
+        queue.pending = [
             closure
-            for closure in mine.pending
+            for closure in queue.pending
             if not any(array.has_failed() for array in closure.lazy_arguments())
         ]
 
 
-def _send(mine: _OfThread, closure: _Closure) -> None:
+def _send(queue: _OfThread, closure: _Closure) -> None:
     most = settings.get("XLA_MAX_ASYNC_QUEUE")
-    waiting = [future for future in mine.running if not future.done()]
+    waiting = [future for future in queue.running if not future.done()]
     if most and len(waiting) >= most:
         wait(waiting[: len(waiting) - most + 1])
-    mine.running.append(_background.submit(closure))
+    queue.running.append(_background.submit(closure))
 
 
-def _errors_behind(mine: _OfThread) -> list[Exception]:
+def _errors_behind(queue: _OfThread) -> list[Exception]:
     """Return the errors of the background that this thread has not seen yet."""
-    done = [future for future in mine.running if future.done()]
-    mine.running = [future for future in mine.running if future not in done]
-    found = [future.exception() for future in done]
-    return [error for error in found if isinstance(error, Exception)]
+    done = [future for future in queue.running if future.done()]
+    queue.running = [future for future in queue.running if future not in done]
+    errors = [future.exception() for future in done]
+    return [error for error in errors if isinstance(error, Exception)]
 
 
 @atexit.register
 def _tell_at_exit() -> None:
     """Warn about closures that never ran, and about errors with no step after them."""
-    for mine in list(_all):
-        if mine.pending:
+    for queue in list(_all):
+        if queue.pending:
             _log.warning(
                 "step closures that never ran because no mark_step followed: %d",
-                len(mine.pending),
+                len(queue.pending),
             )
-        for error in _errors_behind(mine):
+        for error in _errors_behind(queue):
             _log.error("a step closure failed in the background", exc_info=error)

@@ -142,8 +142,8 @@ class Listeners:
     def __init__(self, subscribers: Sequence[Subscriber]) -> None:
         for name, ignored in vars(Subscriber).items():
             if not name.startswith("_"):
-                told = [s for s in subscribers if getattr(type(s), name) is not ignored]
-                setattr(self, name, tuple([getattr(s, name) for s in told]))
+                overriding = [s for s in subscribers if getattr(type(s), name) is not ignored]
+                setattr(self, name, tuple([getattr(s, name) for s in overriding]))
         self.sees_cuts = bool(self.cut or self.ready or self.ran or self.cut_done)
 
 
@@ -162,7 +162,7 @@ def subscribe(subscriber: Subscriber) -> None:
 def unsubscribe(subscriber: Subscriber) -> None:
     """Tell it no more."""
     with _lock:
-        _renew(tuple(one for one in _subscribed if one is not subscriber), _asked_for)
+        _renew(tuple(other for other in _subscribed if other is not subscriber), _asked_for)
 
 
 def _renew(subscribed: tuple[Subscriber, ...], asked_for: tuple[Subscriber, ...]) -> None:

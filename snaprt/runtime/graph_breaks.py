@@ -148,9 +148,9 @@ _ATTRIBUTES: Final = frozenset({*READ_METHODS.values(), *READ_PROPERTIES.values(
 
 def describe_break(cause: str) -> Break:
     """Return what a cause looks like, and what to write instead."""
-    known = BREAKS.get(cause)
-    if known is not None:
-        return known
+    entry = BREAKS.get(cause)
+    if entry is not None:
+        return entry
     if cause in _ATTRIBUTES:
         return Break(f"`x.{cause}`", _AFTER)
     return Break(f"`{cause}`", _DYNAMIC)  # the function of JAX that needed the value

@@ -173,19 +173,19 @@ def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
     Raises:
         Exception: Whatever JAX raises for a program that it cannot lower.
     """
-    known = _traced.setdefault(call.params["jaxpr"], _Traced())
+    traced = _traced.setdefault(call.params["jaxpr"], _Traced())
     kind, alive = jaxapi.kind_of_flat_call(call)
-    if kind in known.kinds:
-        return known.kinds[kind][0]
+    if kind in traced.kinds:
+        return traced.kinds[kind][0]
     lowered = jaxapi.lower_jit_call(call)
     identity = jaxapi.identity_of_lowered(lowered)
-    found = known.lowered.get(identity)
-    if found is None:
-        found = known.lowered[identity] = _described(lowered, call)
-    if len(known.kinds) >= MAX_KINDS:
-        known.kinds.clear()
-    known.kinds[kind] = found, alive
-    return found
+    executable = traced.lowered.get(identity)
+    if executable is None:
+        executable = traced.lowered[identity] = _described(lowered, call)
+    if len(traced.kinds) >= MAX_KINDS:
+        traced.kinds.clear()
+    traced.kinds[kind] = executable, alive
+    return executable
 
 
 jaxapi.know_users_jits()  # before the user jits what is to be recorded
@@ -259,39 +259,39 @@ class _Function:
         is_relaxed: bool,
     ) -> None:
         """Learn what a call ran."""
-        known = _Known(executable, None if flat.captured else replace(flat, args=()))
+        entry = _Known(executable, None if flat.captured else replace(flat, args=()))
         if len(self.kinds) >= MAX_KINDS:
             self.kinds.clear()
         kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
-        self.kinds[kind] = known, alive
+        self.kinds[kind] = entry, alive
         if executable.number != self.first:
             self.first = -1
-        self.only = known if self.first == executable.number else None
+        self.only = entry if self.first == executable.number else None
         self.entries = jaxapi.jit_entries(self.again) - is_relaxed
 
 
 class _Call(Sequence[Any]):
     """A call: the inputs of an execution, which are found when they are first looked at."""
 
-    __slots__ = ("_flat", "_inputs", "_made", "executable")
+    __slots__ = ("_flat", "_inputs", "_unflattened", "executable")
 
     def __init__(
         self,
         executable: JitExecutable,
         flat: jaxapi.FlatCall | None = None,
-        made: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
+        unflattened: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
     ) -> None:
         """Take the call as JAX lowers it, or what to make that of."""
         self.executable = executable
         self._flat = flat
-        self._made = made
+        self._unflattened = unflattened
         self._inputs: Sequence[Any] | None = None
 
     def flat(self) -> jaxapi.FlatCall:
         """Return the call as JAX lowers it."""
         if self._flat is None:
-            assert self._made is not None
-            function, args, kwargs, like = self._made
+            assert self._unflattened is not None
+            function, args, kwargs, like = self._unflattened
             self._flat = (
                 jaxapi.flatten_jit_call(function.fun, function.info, args, kwargs)
                 if like is None
@@ -300,8 +300,8 @@ class _Call(Sequence[Any]):
         return self._flat
 
     def _arguments(self) -> Sequence[Any]:
-        if self._flat is None and self._made is not None:
-            function, args, kwargs, like = self._made
+        if self._flat is None and self._unflattened is not None:
+            function, args, kwargs, like = self._unflattened
             if like is not None:  # the arguments alone, which takes half the time
                 return jaxapi.leaves_of_jit_call(function.info, args, kwargs)
         return self.flat().args
@@ -389,11 +389,11 @@ class _Watcher:
         is_relaxed = jaxapi.pause_watch()
         try:
             function = self._functions.get(id(info)) or self._meet(fun, info)
-            known = function.known(args, kwargs, is_relaxed=is_relaxed)
-            if known is not None and not _is_recorded() and not repro.is_asked_for():
-                return run_followed(known.executable, function.again, args, kwargs)
+            entry = function.known(args, kwargs, is_relaxed=is_relaxed)
+            if entry is not None and not _is_recorded() and not repro.is_asked_for():
+                return run_followed(entry.executable, function.again, args, kwargs)
             flat = None
-            if known is None:
+            if entry is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
                 with jaxapi.watching_meanwhile():  # it is traced, and may call others for constants
                     flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
@@ -407,7 +407,7 @@ class _Watcher:
                     return results
                 call = _Call(executable, flat)
             else:
-                executable, like = known
+                executable, like = entry
                 call = _Call(executable, None, (function, args, kwargs, like))
             changed = self._changed(call)
             try:

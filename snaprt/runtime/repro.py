@@ -43,18 +43,18 @@ _COMPARISON: Final = ("--check", "mismatch", "--b", "op-by-op")
 
 
 _texts = settings.Texts("SNAPRT_REPRO_AFTER", "SNAPRT_REPRO_LEVEL")
-_seen: tuple[list[Any], Mapping[Stage, int]] = ([], {})  # the texts, and what follows of them
+_last: tuple[list[Any], Mapping[Stage, int]] = ([], {})  # the texts, and what follows of them
 
 
 def level(stage: Stage) -> int:
     """Return the level that is asked for where a program fails at a stage; 0 for nothing."""
-    global _seen
+    global _last
     texts = _texts.now()
-    if texts != _seen[0]:
+    if texts != _last[0]:
         after = settings.get("SNAPRT_REPRO_AFTER")
-        asked = 0 if after is None else int(settings.get("SNAPRT_REPRO_LEVEL"))
-        _seen = texts, {"compile": asked, "run": asked if after == "run" else 0}
-    return _seen[1][stage]
+        repro_level = 0 if after is None else int(settings.get("SNAPRT_REPRO_LEVEL"))
+        _last = texts, {"compile": repro_level, "run": repro_level if after == "run" else 0}
+    return _last[1][stage]
 
 
 def is_asked_for() -> bool:
@@ -88,18 +88,18 @@ def after_failure(
         The folder, which is also told on stderr; None where nothing is asked for, the program
         failed before, or it could not be saved.
     """
-    asked = level(stage)
-    if not asked:
+    repro_level = level(stage)
+    if not repro_level:
         return None
     snapshot = _save(program, inputs, error)
     if snapshot is None:
         return None
     _say(f"saved the failing program in {snapshot.parent}")
-    if asked >= MINIFY_ASIDE:
-        _aside().submit(repro_for, snapshot, asked, _CRASH)
-    elif asked == MINIFY:
+    if repro_level >= MINIFY_ASIDE:
+        _aside().submit(repro_for, snapshot, repro_level, _CRASH)
+    elif repro_level == MINIFY:
         _say(f"minifying it before the program continues, for at most {_WAITS} s")
-        repro_for(snapshot, asked, _CRASH)
+        repro_for(snapshot, repro_level, _CRASH)
     return snapshot.parent
 
 
@@ -113,29 +113,29 @@ def after_run(program: RecordedExecutable, inputs: Sequence[Any]) -> None:
         _aside().submit(_compare, snapshot)
 
 
-def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CRASH) -> Path | None:
+def repro_for(snapshot: Path, repro_level: int, check: Sequence[str] = _CRASH) -> Path | None:
     """Minify a snapshot in a process of its own, and tell on stderr where the result is.
 
     Args:
         snapshot: An ``.inputs.snap``.
-        asked: The level; below 2 nothing is done.
+        repro_level: The level; below 2 nothing is done.
         check: Options of ``snaprt minify`` that say what the failure is.
 
     Returns:
         The folder with the smallest program; None where the failure did not show again.
     """
-    if asked < MINIFY:
+    if repro_level < MINIFY:
         return None
     folder = snapshot.parent / "minified"
     environment = dict(os.environ)
     environment.pop("SNAPRT_REPRO_AFTER", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     words = ["-m", "snaprt", "minify", str(snapshot), *check, "--output", str(folder)]
-    if asked == MINIFY:
+    if repro_level == MINIFY:
         words += ["--budget", str(_WAITS)]
-    said = snapshot.parent / "minify.log"
-    with said.open("wb") as log:
-        done = subprocess.run(
+    log_path = snapshot.parent / "minify.log"
+    with log_path.open("wb") as log:
+        process = subprocess.run(
             [sys.executable, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -143,17 +143,17 @@ def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CRASH) -> Path
             stderr=log,
             check=False,
         )
-    if done.returncode == _FOUND:
+    if process.returncode == _FOUND:
         _say(f"the smallest program with this failure is in {folder}: see {folder / 'ISSUE.md'}")
         return folder
     if check == _CRASH:
-        _say(f"found no smaller program with this failure: see {said}")
+        _say(f"found no smaller program with this failure: see {log_path}")
     return None
 
 
 def _compare(snapshot: Path) -> None:
-    found = repro_for(snapshot, COMPARE, _COMPARISON)
-    if found is None:  # it agrees, and there is nothing to keep
+    folder = repro_for(snapshot, COMPARE, _COMPARISON)
+    if folder is None:  # it agrees, and there is nothing to keep
         with contextlib.suppress(OSError):
             for file in snapshot.parent.iterdir():
                 file.unlink()
@@ -196,7 +196,7 @@ def _contents(
 ) -> schema.Contents:
     device = program.devices[0]
     rank = jax.process_index()
-    held = HeldExecution(
+    execution = HeldExecution(
         executable=program,
         plan=Plan(folder, (), keep_last=0, keep_bytes=0, hold="device", stops=False),
         moment=Moment(program.name, program.graph_id, 0, steps_ended(), 0.0, rank),
@@ -208,4 +208,4 @@ def _contents(
         time=time.time(),
     )
     cause = Cause("SNAPRT_REPRO_AFTER", "" if error is None else error_text(error))
-    return contents(describe(held, "inputs", 0, device, cause), held, device)
+    return contents(describe(execution, "inputs", 0, device, cause), execution, device)

@@ -120,17 +120,17 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
-    told = listeners()
+    callbacks = listeners()
     with trace.lock:
         arrays = trace.recording.live_arrays()
         try:
-            _run(trace, arrays, arrays, "mark_step", told)
+            _run(trace, arrays, arrays, "mark_step", callbacks)
         except (CompileError, ExecutionError):
             drop_failed_closures()
             raise
         _forget(trace, -1 if trace.pacer.step_marked() else MAX_POINTS)
     step = end_step()
-    for tell in told.step_ended:
+    for tell in callbacks.step_ended:
         tell(step)
     if wait or trace.modes.waits:
         with jaxapi.evaluating():
@@ -155,7 +155,7 @@ def run_effects(cause: str) -> None:
         ExecutionError: If an effect, such as a callback, fails; it is not run again.
     """
     own = getattr(_of_thread, "trace", None)
-    for trace in sorted(_effects.copy(), key=lambda one: one is own):
+    for trace in sorted(_effects.copy(), key=lambda other: other is own):
         if trace is own or not trace.has_running_owner():
             with trace.exclusive():
                 _run_effects(trace, cause)
@@ -250,7 +250,7 @@ def _cut(trace: LazyTrace, cause: str) -> None:
 
 
 def _run_all_that_can(
-    trace: LazyTrace, arrays: Sequence[LazyArray], cause: str, told: Listeners
+    trace: LazyTrace, arrays: Sequence[LazyArray], cause: str, callbacks: Listeners
 ) -> None:
     """Run all that is pending, where nobody asked for all: errors wait for reads of their arrays.
 
@@ -260,7 +260,7 @@ def _run_all_that_can(
     """
     while True:
         try:
-            return _run(trace, arrays, arrays, cause, told)
+            return _run(trace, arrays, arrays, cause, callbacks)
         except (CompileError, ExecutionError) as error:
             if not any(array.has_failed() and array._origin is error for array in arrays):
                 raise
@@ -273,7 +273,7 @@ def _run(
     targets: Sequence[LazyArray],
     alive: Sequence[LazyArray],
     cause: str,
-    told: Listeners,
+    callbacks: Listeners,
 ) -> None:
     """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
     modes = current_modes()
@@ -281,77 +281,82 @@ def _run(
     recording = trace.recording
     at_step = targets is alive
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
-    wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
+    target_numbers = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
     by_operation = modes is not NONE and modes.by_operation(at_step=at_step)
     is_automatic = cause in pacing.CAUSES and pacing.is_asked_for()
-    key = (at_step, is_automatic, wanted, numbers, modes)
-    found = recording.point.plans.get(key)
+    key = (at_step, is_automatic, target_numbers, numbers, modes)
+    plan = recording.point.plans.get(key)
     path = None
-    if found is None:
+    if plan is None:
         path = recording.point.operations()
         ends = trace.pacer.ends_of(path) if is_automatic else ()
         places = modes.places_in_modules
         with jaxapi.span("trace", operations=len(path)):
-            found = plan_cut(
-                recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
+            plan = plan_cut(
+                recording,
+                target_numbers,
+                numbers,
+                by_operation=by_operation,
+                places=places,
+                ends=ends,
             )
-        recording.point.keep_plan(key, found)
-    if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
-        _run_all_that_can(trace, alive, cause, told)
+        recording.point.keep_plan(key, plan)
+    if targets and not at_step and trace.pacer.runs_all(plan.left, recording.is_carried):
+        _run_all_that_can(trace, alive, cause, callbacks)
         return
     trace.pacer.was_cut(cause, path, recording.point.weight)
-    if not found.parts:
+    if not plan.parts:
         trace.begin()
         return
-    cut = cut_here(cause, steps_ended(), found.operations) if told.sees_cuts else None
-    for tell in told.cut:
+    cut = cut_here(cause, steps_ended(), plan.operations) if callbacks.sees_cuts else None
+    for tell in callbacks.cut:
         tell(cut)
     metrics.metric_add("LazyTracing", trace.recording_time)
-    progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
+    progress = _Progress(plan.is_all, by_operation, names_operations=modes.notes_places)
     if trace.recording_time:
-        progress.recording_time = trace.recording_time / found.operations
+        progress.recording_time = trace.recording_time / plan.operations
         trace.recording_time = 0
     if by_operation and cause != "eager":
         counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
-        metrics.counter_add(counter, len(found.parts))
+        metrics.counter_add(counter, len(plan.parts))
     progress.may_fall_back = not by_operation and not trace.fullgraph
     try:
         fallen = None
         try:
-            _run_parts(trace, found, alive, progress, cause, told, cut)
+            _run_parts(trace, plan, alive, progress, cause, callbacks, cut)
         except _FallsBackError as fallback:
             fallen = fallback.cut
         if fallen is not None:
-            _run_fallen(trace, None if at_step else targets, cause, told, fallen)
+            _run_fallen(trace, None if at_step else targets, cause, callbacks, fallen)
     finally:
-        for tell in told.cut_done:
+        for tell in callbacks.cut_done:
             tell(cut)
 
 
 def _run_parts(
     trace: LazyTrace,
-    found: CutPlan,
+    plan: CutPlan,
     alive: Sequence[LazyArray],
     progress: _Progress,
     cause: str,
-    told: Listeners,
+    callbacks: Listeners,
     cut: Cut | None,
 ) -> None:
     """Run what a cut is to run; whatever has not run by the end stays pending."""
     recording = trace.recording
     complete = False
-    withheld = found.may_donate and _withholds_donation()
+    withheld = plan.may_donate and _withholds_donation()
     donate = progress.is_all and not withheld
     try:
         with jaxapi.evaluating_compiled():
-            for part in found.parts:
+            for part in plan.parts:
                 program = part.program(recording, progress.values, donate)
-                _run_part(part, program, alive, progress, cause, withheld, told, cut)
+                _run_part(part, program, alive, progress, cause, withheld, callbacks, cut)
                 for number in part.spent:
                     del progress.values[number]
                 if not progress.is_all:
                     progress.done.update(part.nodes)
-        complete = found.complete
+        complete = plan.complete
     finally:
         _effects.discard(trace)
         trace.begin(
@@ -373,20 +378,20 @@ def _run_fallen(
     trace: LazyTrace,
     targets: Sequence[LazyArray] | None,
     cause: str,
-    told: Listeners,
+    callbacks: Listeners,
     cut: Cut,
 ) -> None:
     """Run op by op what is left of a cut: of ``targets``, or of all that is pending."""
     metrics.counter_add("RecompileFallback")
     recording = trace.recording
     alive = recording.live_arrays()
-    wanted = alive if targets is None else [one for one in targets if one._value is None]
-    numbers = [[one._result.number for one in arrays] for arrays in (wanted, alive)]  # type: ignore[union-attr]
-    found = plan_cut(recording, *numbers, by_operation=True)
+    pending = alive if targets is None else [array for array in targets if array._value is None]
+    numbers = [[array._result.number for array in arrays] for arrays in (pending, alive)]  # type: ignore[union-attr]
+    plan = plan_cut(recording, *numbers, by_operation=True)
     progress = _Progress(
-        found.is_all, by_operation=True, names_operations=False, unpacked=trace.unpacked
+        plan.is_all, by_operation=True, names_operations=False, unpacked=trace.unpacked
     )
-    _run_parts(trace, found, alive, progress, cause, told, cut)
+    _run_parts(trace, plan, alive, progress, cause, callbacks, cut)
 
 
 @dataclass
@@ -426,7 +431,7 @@ def _failed_alone(part: Part, program: Program, donated: Sequence[int]) -> Seque
     deleted = {index for index, array in enumerate(program.inputs) if array.is_deleted()}
     if deleted.isdisjoint(donated):
         pairs = zip(part.nodes, part.wiring, strict=True)
-        used = [node for node, wires in pairs if any((INPUT, one) in wires for one in deleted)]
+        used = [node for node, wires in pairs if any((INPUT, index) in wires for index in deleted)]
         if used:
             return used
     return () if donated else [node for node in part.nodes if _calls_back(node)]
@@ -439,7 +444,7 @@ def _run_part(
     progress: _Progress,
     cause: str,
     withheld: bool,
-    told: Listeners,
+    callbacks: Listeners,
     cut: Cut | None,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results.
@@ -450,7 +455,7 @@ def _run_part(
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
     try:
-        ready = _executable_for(part, program, progress, withheld, cause, told, cut)
+        ready = _executable_for(part, program, progress, withheld, cause, callbacks, cut)
     except CompileError as error:
         progress.fail(refused(program, error.__cause__ or error), error)
         raise
@@ -461,7 +466,7 @@ def _run_part(
     run_of_cut = cut and Execution(
         cut, program, executable, arguments, ready.is_new, ready.promoted
     )
-    for tell in told.ready:
+    for tell in callbacks.ready:
         tell(run_of_cut)
     try:
         # Zeros in place of results are not worth recording.
@@ -491,7 +496,7 @@ def _run_part(
         raise failure from error
     if is_repro_asked_for:
         repro.after_run(executable, arguments)
-    for tell in told.ran:
+    for tell in callbacks.ran:
         tell(run_of_cut, results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
@@ -509,7 +514,7 @@ def _executable_for(
     progress: _Progress,
     withheld: bool,
     cause: str,
-    told: Listeners,
+    callbacks: Listeners,
     cut: Cut | None,
 ) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
@@ -520,8 +525,8 @@ def _executable_for(
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
         at = cut or cut_here(cause, steps_ended(), len(program.nodes))
         if not (constants and promoted):  # now that its constants are arguments, this is the last
-            _fall_back_where_due(program, progress, told, at)
-        for tell in told.compiling:
+            _fall_back_where_due(program, progress, callbacks, at)
+        for tell in callbacks.compiling:
             tell(at, program, promoted)
         flags.take_over()  # the script may have set XLA_FLAGS since
         overrides = flags.compiler_overrides()
@@ -536,7 +541,7 @@ def _executable_for(
         seconds = time.perf_counter() - started
         is_fallen = progress.unpacked is not None
         compilation = Compilation(at, program, promoted, executable, seconds, is_fallen)
-        for tell in told.compiled:
+        for tell in callbacks.compiled:
             tell(compilation)
         if cause == "eager":
             metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
@@ -551,7 +556,9 @@ def _executable_for(
     return ready
 
 
-def _fall_back_where_due(program: Program, progress: _Progress, told: Listeners, at: Cut) -> None:
+def _fall_back_where_due(
+    program: Program, progress: _Progress, callbacks: Listeners, at: Cut
+) -> None:
     """Look whether a new program is to run op by op; of a jitted function, the next one does.
 
     Raises:
@@ -560,7 +567,7 @@ def _fall_back_where_due(program: Program, progress: _Progress, told: Listeners,
     is_fallen = progress.unpacked is not None
     if not (is_fallen or progress.may_fall_back):
         return
-    if any(falls_back(at, program, is_fallen) for falls_back in told.falls_back):
+    if any(falls_back(at, program, is_fallen) for falls_back in callbacks.falls_back):
         if progress.unpacked is None:
             raise _FallsBackError(at)
         (node,) = program.nodes

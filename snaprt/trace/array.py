@@ -183,8 +183,8 @@ class LazyArray(jaxapi.ArrayOfTrace):
     def sharding(self) -> jax.sharding.Sharding:
         """Where the value lies. On one device that is mostly known without computing it."""
         result = self._result
-        known = None if result is None else result.known_sharding()
-        return self.compute("sharding").sharding if known is None else known
+        stored = None if result is None else result.known_sharding()
+        return self.compute("sharding").sharding if stored is None else stored
 
     @property
     def committed(self) -> bool:

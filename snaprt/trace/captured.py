@@ -144,14 +144,14 @@ class _Reached:
 
     def attributes(self) -> Iterator[tuple[int, str, Any]]:
         """Yield each attribute that is named; what is added meanwhile is looked at as well."""
-        done: set[tuple[int, str]] = set()
+        visited: set[tuple[int, str]] = set()
         progress = -1
-        while progress != len(done):
-            progress = len(done)
+        while progress != len(visited):
+            progress = len(visited)
             for number, (_, attributes, is_made) in enumerate(tuple(self._objects)):
                 for name in self._named(attributes, is_made):
-                    if (number, name) not in done:
-                        done.add((number, name))
+                    if (number, name) not in visited:
+                        visited.add((number, name))
                         yield number, name, _behind(attributes[name])
 
     def _named(self, attributes: Mapping[str, Any], is_made: bool) -> list[str]:
@@ -253,8 +253,8 @@ class _Capture:
         data = take(self, value, depth)
         if self._arrays is not None and len(self._arrays) > before:
             return ("with arrays", number, data)
-        held = self._is_whole[number] = Held(value)
-        return ("whole", held, data)
+        holder = self._is_whole[number] = Held(value)
+        return ("whole", holder, data)
 
     def _function(self, function: types.FunctionType, depth: int) -> Data:
         code = function.__code__
@@ -265,8 +265,8 @@ class _Capture:
         guards: tuple[Any, ...] = ()
         if _is_users(code.co_filename):
             self._reached.add_code(code)
-            found, of_modules = _globals_read(function)
-            globals_of = tuple([(name, self.of(value, depth)) for name, value in found])
+            variables, of_modules = _globals_read(function)
+            globals_of = tuple([(name, self.of(value, depth)) for name, value in variables])
             guards = tuple([(name, self._guarding.of(v, depth)) for name, v in of_modules])
         namespace = Static(function.__globals__)
         parts = (cells, defaults, keyword_defaults, globals_of, guards)
@@ -307,7 +307,7 @@ class _Rebuild:
 
     def __init__(self, arrays: Iterator[Any]) -> None:
         self._arrays = arrays
-        self._made: dict[int, Any] = {}
+        self._rebuilt: dict[int, Any] = {}
 
     def of(self, data: Data, number: int = -1) -> Any:
         """Return the value whose data this is; it was the ``number``-th that may be met again."""
@@ -326,7 +326,7 @@ class _Rebuild:
         if kind == "whole":
             return data[1].value
         if kind == "met":
-            return self._made[data[1]] if data[2] is None else data[2].value
+            return self._rebuilt[data[1]] if data[2] is None else data[2].value
         if kind == "same":
             return data[1].value
         if kind == "node":
@@ -334,13 +334,15 @@ class _Rebuild:
         if kind is types.FunctionType:
             return self._function(data, number)
         if kind == "object":
-            made = self._made[number] = object.__new__(data[1].value)
+            rebuilt = self._rebuilt[number] = object.__new__(data[1].value)
             for name, part in zip(data[2], data[3], strict=True):
-                object.__setattr__(made, name, self.of(part))
-            return made
+                object.__setattr__(rebuilt, name, self.of(part))
+            return rebuilt
         if kind is types.MethodType or kind is functools.partial:
-            made = self._made[number] = _put_together(kind, [self.of(part) for part in data[1]])
-            return made
+            rebuilt = self._rebuilt[number] = _put_together(
+                kind, [self.of(part) for part in data[1]]
+            )
+            return rebuilt
         return data[-1].value  # a float, or what numpy holds
 
     def _function(self, data: Data, number: int) -> types.FunctionType:
@@ -348,16 +350,16 @@ class _Rebuild:
         # A copy, for what the function reads of it may be arrays.
         names = {**namespace.value} if globals_of else namespace.value
         cells = tuple([types.CellType() for _ in contents])
-        made = self._made[number] = types.FunctionType(code, names, name, None, cells)
+        rebuilt = self._rebuilt[number] = types.FunctionType(code, names, name, None, cells)
         for cell, content in zip(cells, contents, strict=True):
             value = self.of(content)
             if value is not _EMPTY:
                 cell.cell_contents = value
-        made.__defaults__ = self.of(defaults)
-        made.__kwdefaults__ = self.of(keyword_defaults)
+        rebuilt.__defaults__ = self.of(defaults)
+        rebuilt.__kwdefaults__ = self.of(keyword_defaults)
         for name, value in globals_of:
             names[name] = self.of(value)
-        return made
+        return rebuilt
 
 
 @functools.lru_cache(maxsize=4096)
@@ -405,7 +407,7 @@ def _globals_read(
     """Return the globals that a function of the user's names, and what it names of its modules."""
     names = _names_in(function.__code__)
     namespace = function.__globals__
-    found, of_modules = [], []
+    variables, of_modules = [], []
     for name in names:
         value = namespace.get(name, _EMPTY)
         if value is _EMPTY:
@@ -415,8 +417,8 @@ def _globals_read(
                 inside = vars(value)
                 of_modules += [(f"{name}.{n}", inside[n]) for n in names if n in inside]
         else:
-            found.append((name, value))
-    return found, of_modules
+            variables.append((name, value))
+    return variables, of_modules
 
 
 @functools.lru_cache(maxsize=4096)

@@ -194,19 +194,19 @@ def plan_cut(
     produced = {result.number for node in nodes for result in node.results}
     later = [point for point in path if point not in inside]
     later = needed(later, set(alive) - produced, effects=False)
-    wanted = produced & set(alive)
+    output_numbers = produced & set(alive)
     for point in later:
-        wanted.update([w for w in point.wires or () if type(w) is int and w in produced])
-    kept = set(wanted)
+        output_numbers.update([w for w in point.wires or () if type(w) is int and w in produced])
+    retained = set(output_numbers)
     split = _split_by_operation if by_operation else _split_by_placement
     takers = {number: taker for taker, number in enumerate(alive)}
-    groups = _split_at(nodes, ends, wanted) if ends else [nodes]
-    split_groups = [one for group in groups for one in split(group, wanted)]
-    parts = [_part(part, at, wanted, takers, recording) for part, at in split_groups]
+    groups = _split_at(nodes, ends, output_numbers) if ends else [nodes]
+    split_groups = [part for group in groups for part in split(group, output_numbers)]
+    parts = [_part(part, at, output_numbers, takers, recording) for part, at in split_groups]
     for part in reversed(parts):
         used = {wire for wire in part.sources if wire >= 0}
-        part.spent = tuple(used - kept)
-        kept |= used
+        part.spent = tuple(used - retained)
+        retained |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
     return CutPlan(
@@ -215,31 +215,31 @@ def plan_cut(
 
 
 def _split_at(
-    nodes: Sequence[Point], ends: Sequence[int], wanted: set[int]
+    nodes: Sequence[Point], ends: Sequence[int], output_numbers: set[int]
 ) -> list[Sequence[Point]]:
     """Return ``nodes`` in groups that end at these depths, and want what one hands to another."""
     grouped = groupby(nodes, lambda node: bisect_left(ends, node.depth))
-    found: list[Sequence[Point]] = [list(group) for _, group in grouped]
-    for group in found:
+    groups: list[Sequence[Point]] = [list(group) for _, group in grouped]
+    for group in groups:
         own = {result.number for node in group for result in node.results}
         used = {w for node in group for w in node.wires or () if type(w) is int and w >= 0}
-        wanted |= used - own
-    return found
+        output_numbers |= used - own
+    return groups
 
 
 #: Operations that become one program, and where that runs, in an order in which they can run.
 _Split = list[tuple[Sequence[Point], Placement]]
 
 
-def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> _Split:
+def _split_by_operation(nodes: Sequence[Point], output_numbers: set[int]) -> _Split:
     """Return each of ``nodes`` as a part of its own, and want what hands results from one on."""
     producers = {result.number: node for node in nodes for result in node.results}
     for node in nodes:
-        wanted.update(_pending_wires(node, producers))
+        output_numbers.update(_pending_wires(node, producers))
     return [([node], node.placement) for node in nodes]
 
 
-def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
+def _split_by_placement(nodes: Sequence[Point], output_numbers: set[int]) -> _Split:
     """Return ``nodes`` in parts of one placement each, in an order in which they can run.
 
     Nearly always there is one part. Otherwise committed work on the same devices becomes one, and
@@ -257,7 +257,7 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
     users: dict[Point, set[Placement]] = {node: set() for node in nodes}
     for node in reversed(nodes):
         uses = users[node]
-        is_wanted = any(result.number in wanted for result in node.results)
+        is_wanted = any(result.number in output_numbers for result in node.results)
         if not placement[node].committed and not is_wanted and len(uses) == 1:
             (only,) = uses
             if only.x64 == placement[node].x64:
@@ -272,15 +272,19 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
         before = [(producers[wire], wire) for wire in _pending_wires(node, producers)]
         level = max(
             (
-                levels[one] + (placement[one] is not own or one.operation.named.ends_program)
-                for one in [*(one for one, _ in before), *(latest_effect if node.effects else ())]
+                levels[earlier]
+                + (placement[earlier] is not own or earlier.operation.named.ends_program)
+                for earlier in [
+                    *(producer for producer, _ in before),
+                    *(latest_effect if node.effects else ()),
+                ]
             ),
             default=0,
         )
         levels[node] = level
         if node.effects:
             latest_effect = [node]
-        wanted.update(wire for one, wire in before if levels[one] != level)
+        output_numbers.update(wire for producer, wire in before if levels[producer] != level)
         parts.setdefault((level, id(own)), ([], own))[0].append(node)
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
 
@@ -292,15 +296,15 @@ def _joined(nodes: Sequence[Point]) -> dict[Placement, Placement]:
     """
     groups: dict[Any, dict[Any, Placement]] = {}
     placements = dict.fromkeys(node.placement for node in nodes)
-    for one in placements:
-        groups.setdefault(_group(one), {}).setdefault(one.mesh, one)
+    for placement in placements:
+        groups.setdefault(_group(placement), {}).setdefault(placement.mesh, placement)
     for group in groups.values():
         if len(group) == 2:
             group.pop(None, None)
     return {
-        one: group.get(one.mesh) or next(iter(group.values()))
-        for one in placements
-        for group in (groups[_group(one)],)
+        placement: group.get(placement.mesh) or next(iter(group.values()))
+        for placement in placements
+        for group in (groups[_group(placement)],)
     }
 
 
@@ -315,7 +319,7 @@ def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
 def _part(
     nodes: Sequence[Point],
     placement: Placement,
-    wanted: set[int],
+    output_numbers: set[int],
     takers: Mapping[int, int],
     recording: Recording,
 ) -> Part:
@@ -338,7 +342,7 @@ def _part(
             else:
                 wires.append((INPUT, sources.setdefault(wire, len(sources))))
         wiring.append(tuple(wires))
-    numbers = tuple(sorted(wanted & where.keys()))
+    numbers = tuple(sorted(output_numbers & where.keys()))
     return Part(
         nodes=tuple(nodes),
         wiring=tuple(wiring),
@@ -358,7 +362,7 @@ def _donatable(
     """Return the inputs for which there is an output of the same shape and dtype."""
     avals = {result.number: result.aval for node in nodes for result in node.results}
     shapes = {(avals[number].shape, avals[number].dtype) for number in numbers}
-    found = []
+    indices = []
     for index, wire in enumerate(sources):
         array: Any = None if wire >= 0 else recording.inputs[~wire]
         if (
@@ -366,5 +370,5 @@ def _donatable(
             and array.nbytes >= MIN_DONATED_BYTES
             and (array.shape, array.dtype) in shapes
         ):
-            found.append(index)
-    return tuple(found)
+            indices.append(index)
+    return tuple(indices)

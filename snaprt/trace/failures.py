@@ -37,8 +37,10 @@ def describe_operation(node: Node) -> str:
 def list_operations(nodes: Sequence[Node]) -> str:
     """Return the operations of a program in lines of their own, to follow a message."""
     lines = [f"  {describe_operation(node)}" for node in nodes[:_MOST_OPERATIONS]]
-    left = len(nodes) - len(lines)
-    return "\n".join(["", "its operations:", *lines, *([f"  and {left} more"] if left else [])])
+    omitted = len(nodes) - len(lines)
+    return "\n".join(
+        ["", "its operations:", *lines, *([f"  and {omitted} more"] if omitted else [])]
+    )
 
 
 def uncompiled(error: CompileError, nodes: Sequence[Node]) -> CompileError:

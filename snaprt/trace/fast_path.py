@@ -79,15 +79,15 @@ class Attempt:
             ):
                 return
             positions = {id(operand): index for index, operand in enumerate(self.operands)}
-            found: list[Result | int] = []
+            sources: list[Result | int] = []
             for array in (*results, *hidden):
                 result = self._result(array, positions)
                 if result is None:
                     return
-                found.append(result)
+                sources.append(result)
             literals = tuple(self.recording.literals[before.literals : target.literals])
-            shown, rest = tuple(found[: len(results)]), tuple(found[len(results) :])
-            before.keep_shortcut(self.key, Shortcut(target, literals, shown, build, rest))
+            shown, hidden_sources = tuple(sources[: len(results)]), tuple(sources[len(results) :])
+            before.keep_shortcut(self.key, Shortcut(target, literals, shown, build, hidden_sources))
 
     def _result(self, array: Any, positions: dict[int, int]) -> Result | int | None:
         if id(array) in positions:
@@ -148,9 +148,9 @@ def follow(
                     recording.arrays.append(_ref(array))
                     arrays.append(array)
         if shortcut.hidden:
-            rest = Hidden(trace, recording, shortcut, operands)
-            recording.hidden.append(_ref(rest))
-            arrays = [*arrays, rest]
+            hidden = Hidden(trace, recording, shortcut, operands)
+            recording.hidden.append(_ref(hidden))
+            arrays = [*arrays, hidden]
     finally:
         trace.following = False
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
@@ -177,16 +177,16 @@ class Hidden:
         """Return the arrays, which exist from here on; a cut asks for them before it runs."""
         if self._arrays is None:
             trace, recording, operands = self.trace, self.recording, self._operands
-            made: list[Any] = []
+            arrays: list[Any] = []
             result: Any
             for result in self.shortcut.hidden:
                 if type(result) is int:
-                    made.append(operands[result])
+                    arrays.append(operands[result])
                 else:
                     array = LazyArray(trace, recording, result)
                     recording.arrays.append(_ref(array))
-                    made.append(array)
-            self._arrays = made
+                    arrays.append(array)
+            self._arrays = arrays
             self._operands = ()
         return self._arrays
 
@@ -202,18 +202,18 @@ def follow_function(
         call: Calls it; returns a pytree of arrays, and a list of arrays to hide.
     """
     trace: Any = _current.value
-    found = follow(trace, key, operands) if hasattr(trace, "cut_for_call") else None
-    if found is None:
+    outcome = follow(trace, key, operands) if hasattr(trace, "cut_for_call") else None
+    if outcome is None:
         return call()
-    if type(found) is not Attempt:
-        return found
+    if type(outcome) is not Attempt:
+        return outcome
     shown, hidden = call()
     structure: Any
     leaves, structure = jax.tree.flatten(shown)
     if hidden:
-        found.learn(leaves, lambda made: (structure.unflatten(made[:-1]), made[-1]), hidden)
+        outcome.learn(leaves, lambda arrays: (structure.unflatten(arrays[:-1]), arrays[-1]), hidden)
     else:
-        found.learn(leaves, lambda made: (structure.unflatten(made), []))
+        outcome.learn(leaves, lambda arrays: (structure.unflatten(arrays), []))
     return shown, hidden
 
 
@@ -350,13 +350,13 @@ def follow_indexing(trace: Any, array: Any, index: Any, general: Callable[[], An
 
 def _follow(trace: Any, function: Any, operand: Any, general: Callable[[], Any]) -> Any:
     """Return what a call of one operand returns, which ``general`` finds where it is not known."""
-    found = follow(trace, function, (operand,))
-    if found is None:
+    outcome = follow(trace, function, (operand,))
+    if outcome is None:
         return general()
-    if type(found) is not Attempt:
-        return found
+    if type(outcome) is not Attempt:
+        return outcome
     returned = general()
-    found.learn([returned], None)
+    outcome.learn([returned], None)
     return returned
 
 
@@ -413,10 +413,10 @@ def follow_jit(
         returned, with the arguments to call it with.
     """
     arguments = (args, kwargs)
-    found = jaxapi.parse_call(function, info, args, kwargs)
-    if found is None:
+    parsed = jaxapi.parse_call(function, info, args, kwargs)
+    if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
-    key, operands = found
+    key, operands = parsed
     result = follow(trace, key, operands)
     if result is None:
         return jaxapi.NOT_KNOWN, None, arguments

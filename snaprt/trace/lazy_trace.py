@@ -306,15 +306,15 @@ class LazyTrace(jaxapi.Trace):
         context = self._operation_context
         what = operation(primitive, params, context)
         place = jaxapi.place_of_operation(jaxapi.source_info()) if notes_places else None
-        found = point.after.get(step_key(what, wires, number, place))
-        if found is None:
+        next_point = point.after.get(step_key(what, wires, number, place))
+        if next_point is None:
             avals = _avals(operands)
             evaluation = what.evaluations.get((self.context, *avals))
             if evaluation is None:
-                made = _evaluated(what, primitive, operands, avals, params)
-                if isinstance(made, str):
-                    return made
-                evaluation = what.evaluations[self.context, *avals] = made
+                evaluated = _evaluated(what, primitive, operands, avals, params)
+                if isinstance(evaluated, str):
+                    return evaluated
+                evaluation = what.evaluations[self.context, *avals] = evaluated
             if evaluation.refusal is not None:
                 return evaluation.refusal
             placement = _placement_of_pending(operands, what, number)
@@ -329,7 +329,7 @@ class LazyTrace(jaxapi.Trace):
                 )
             ):
                 return "devices"
-            found = point.with_operation(
+            next_point = point.with_operation(
                 what,
                 primitive,
                 params,
@@ -345,9 +345,9 @@ class LazyTrace(jaxapi.Trace):
             if what.constant_bytes:
                 self.holding.append((what.signature, what.constant_bytes))
             if not self.fullgraph:
-                self.pacer.look(found)
-        point.latest = found
-        return found
+                self.pacer.look(next_point)
+        point.latest = next_point
+        return next_point
 
     def _fail(
         self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
@@ -530,8 +530,8 @@ def _placement(
         if value is not None and type(value) is not Literal and value.committed:
             assignments.add(jaxapi.devices_of_sharding(value.sharding))
             is_plain = is_plain and jaxapi.is_plain_sharding(value.sharding)
-        asked = named.operands[index] if named.operands else None
-        if asked is not None and _contradicts(operand, asked):
+        required = named.operands[index] if named.operands else None
+        if required is not None and _contradicts(operand, required):
             return None
     default = jaxapi.default_device()
     if named.commits and not assignments:
@@ -541,23 +541,23 @@ def _placement(
     return _interned(next(iter(assignments), None), default, jaxapi.x64_enabled(), mesh, is_plain)
 
 
-def _contradicts(operand: LazyArray | Literal | jax.Array, asked: jax.sharding.Sharding) -> bool:
+def _contradicts(operand: LazyArray | Literal | jax.Array, required: jax.sharding.Sharding) -> bool:
     """Return whether JAX refuses an operand, which is known to lie otherwise than is asked for."""
     if type(operand) is Literal:
         return False
     aval = jaxapi.typeof(operand)
-    if jaxapi.type_with_sharding(aval, asked) != aval:
+    if jaxapi.type_with_sharding(aval, required) != aval:
         return True
-    lies: jax.sharding.Sharding | None
+    sharding: jax.sharding.Sharding | None
     if type(operand) is LazyArray and operand._value is None:
-        lies = operand._result.known_sharding()  # type: ignore[union-attr]
+        sharding = operand._result.known_sharding()  # type: ignore[union-attr]
     else:
-        lies = operand.sharding  # type: ignore[union-attr]
-    if lies is None:
+        sharding = operand.sharding  # type: ignore[union-attr]
+    if sharding is None:
         return False
-    if lies.memory_kind != asked.memory_kind:
+    if sharding.memory_kind != required.memory_kind:
         return True
-    return operand.committed and not lies.is_equivalent_to(asked, operand.ndim)  # type: ignore[union-attr]
+    return operand.committed and not sharding.is_equivalent_to(required, operand.ndim)  # type: ignore[union-attr]
 
 
 _placements: dict[Any, Placement] = {}

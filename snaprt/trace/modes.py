@@ -36,28 +36,28 @@ _FUNCTION: Final = "SNAPRT_DEBUG_FUNCTION"
 _WAIT: Final = "XLA_SYNC_WAIT"
 
 NONE: Final = Modes()
-_known: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 6: NONE}
+_instances: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 6: NONE}
 _texts: Final = settings.Texts(*_EAGER, *_OTHERS, _FUNCTION, _WAIT)
-_seen: tuple[list[Any], Modes] = ([None] * 8, NONE)
+_last: tuple[list[Any], Modes] = ([None] * 8, NONE)
 _chosen_eager: bool | None = None
 
 
 def current_modes() -> Modes:
     """Return the modes that the environment, or `choose_eager`, asks for now."""
-    global _seen
+    global _last
     now = _texts.now()
-    seen, modes = _seen
-    if now != seen:
+    texts, modes = _last
+    if now != texts:
         modes = _read()
-        _seen = now, modes
+        _last = now, modes
     return modes
 
 
 def choose_eager(enable: bool | None) -> None:
     """Turn eager mode on or off for the process; ``None`` leaves it to the environment."""
-    global _chosen_eager, _seen
+    global _chosen_eager, _last
     _chosen_eager = enable
-    _seen = _texts.now(), _read()
+    _last = _texts.now(), _read()
 
 
 def _read() -> Modes:
@@ -68,4 +68,4 @@ def _read() -> Modes:
     places = places or settings.get(_FUNCTION) is not None
     notes = eager or steps or reads or modules or places
     key = (eager, steps, reads, notes, modules, settings.get(_WAIT))
-    return _known.setdefault(key, Modes(*key))
+    return _instances.setdefault(key, Modes(*key))

@@ -96,7 +96,7 @@ class Pacer:
         # Cuts around operations that stand alone, when to look at them, and what was seen of each.
         self._alone = 0
         self._join_after = _JOIN_AFTER
-        self._seen: list[tuple[list[Point], int]] = []
+        self._cuts: list[tuple[list[Point], int]] = []
 
     def look(self, point: Point) -> None:
         """Mark ``point``, which has just been made, if a recording is to be cut after it."""
@@ -155,16 +155,16 @@ class Pacer:
         self._alone += 1
         if self._alone <= self._join_after:
             return False
-        self._seen.append((point.operations(), alive))
-        if len(self._seen) < _JOIN_LOOK:
+        self._cuts.append((point.operations(), alive))
+        if len(self._cuts) < _JOIN_LOOK:
             return False
-        seen, self._seen = self._seen, []
+        cuts, self._cuts = self._cuts, []
         self._alone, self._join_after = 0, 2 * self._join_after
-        symbols = [point.symbol for path, _ in seen for point in path]
+        symbols = [point.symbol for path, _ in cuts for point in path]
         period = _period(symbols, len(symbols) // 2)
         iteration: list[Point] = []
         ends: list[tuple[int, int]] = []
-        for path, alive in reversed(seen):
+        for path, alive in reversed(cuts):
             if len(iteration) < period:
                 ends.append((alive, len(iteration)))
                 iteration += path
@@ -285,7 +285,7 @@ class Pacer:
     def _find_repetition(self, point: Point) -> bool:
         """Look whether what was recorded last repeats; say whether it will soon end once more."""
         path = point.operations()
-        symbols = self._history + [one.symbol for one in path]
+        symbols = self._history + [operation.symbol for operation in path]
         period = _period(symbols, min(_MIN_RUN, len(path) // 4))
         if not period:
             return False
@@ -301,12 +301,12 @@ class Pacer:
 
     def _remember_end(self, symbols: Sequence[int], period: int, back: int) -> None:
         """Cut from here on where what repeats ends, ``back`` operations before the last one."""
-        known = self._ends.setdefault(symbols[-1 - back], [])
+        endings = self._ends.setdefault(symbols[-1 - back], [])
         end = _telling_end(symbols[: len(symbols) - back][-period:])
-        if end not in known:
+        if end not in endings:
             if len(self._ends) > _MAX_ENDS:
-                self._ends = {end[0]: known}
-            known.append(end)
+                self._ends = {end[0]: endings}
+            endings.append(end)
 
 
 def _identity(primitive: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -325,22 +325,22 @@ class _Limits(NamedTuple):
 _texts: Final = settings.Texts(
     "SNAPRT_MAX_GRAPH_SIZE", "SNAPRT_AUTO_STEP_SIZE", "SNAPRT_AUTO_STEP_BYTES"
 )
-_seen: tuple[list[Any], _Limits] | None = None
+_last: tuple[list[Any], _Limits] | None = None
 
 
 def _limits() -> _Limits:
     """Return the limits that hold now; they are asked for at each operation that is recorded."""
-    global _seen
+    global _last
     now = _texts.now()
-    seen = _seen
-    if seen is None or now != seen[0]:
+    last = _last
+    if last is None or now != last[0]:
         graph = int(settings.get("SNAPRT_MAX_GRAPH_SIZE"))
         automatic = int(settings.get("SNAPRT_AUTO_STEP_SIZE"))
         limits = _Limits(
             graph, min(automatic, graph or automatic), int(settings.get("SNAPRT_AUTO_STEP_BYTES"))
         )
-        seen = _seen = now, limits
-    return seen[1]
+        last = _last = now, limits
+    return last[1]
 
 
 def most_bytes() -> int:
@@ -389,16 +389,16 @@ def _matches(symbols: Sequence[int]) -> list[int]:
     Source: the Z algorithm, D. Gusfield, "Algorithms on Strings, Trees, and Sequences", 1997.
     """
     size = len(symbols)
-    found = [0] * size
+    lengths = [0] * size
     left = right = 0
     for place in range(1, size):
-        length = min(right - place, found[place - left]) if place < right else 0
+        length = min(right - place, lengths[place - left]) if place < right else 0
         while place + length < size and symbols[length] == symbols[place + length]:
             length += 1
-        found[place] = length
+        lengths[place] = length
         if place + length > right:
             left, right = place, place + length
-    return found
+    return lengths
 
 
 def _period(symbols: Sequence[int], least: int) -> int:
@@ -430,10 +430,10 @@ def _narrowest(path: Sequence[Point], period: int) -> int:
     changes = [0] * (len(path) + 1)
     for place, point in enumerate(path):
         for result in point.results:
-            used = last_use.get(result.number, place)
+            last_place = last_use.get(result.number, place)
             nbytes = result.aval.size * result.aval.dtype.itemsize
             changes[place] += nbytes
-            changes[used] -= nbytes
+            changes[last_place] -= nbytes
     alive, best = 0, None
     first, end = len(path) - 2 * period, len(path) - period
     for place, change in enumerate(changes[:end]):

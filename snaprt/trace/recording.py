@@ -141,17 +141,17 @@ class Recording:
         return alive
 
 
-def needed(path: list[Point], wanted: set[int], effects: bool) -> list[Point]:
+def needed(path: list[Point], result_numbers: set[int], effects: bool) -> list[Point]:
     """Return the operations of ``path`` that the results of these numbers need, in order."""
-    wanted = set(wanted)
-    found = []
+    result_numbers = set(result_numbers)
+    points = []
     for point in reversed(path):
-        if (effects and point.effects) or any(r.number in wanted for r in point.results):
-            found.append(point)
+        if (effects and point.effects) or any(r.number in result_numbers for r in point.results):
+            points.append(point)
             assert point.wires is not None
-            wanted.update([wire for wire in point.wires if type(wire) is int and wire >= 0])
-    found.reverse()
-    return found
+            result_numbers.update([wire for wire in point.wires if type(wire) is int and wire >= 0])
+    points.reverse()
+    return points
 
 
 def is_mostly_dead(recording: Recording) -> bool:
@@ -181,7 +181,7 @@ def carry_over(
     alive = old.live_arrays()
     failed = dict(failed)
     path = [point for point in old.point.operations() if point not in done]
-    moved: dict[int, Result] = {}
+    new_results: dict[int, Result] = {}
     for point in needed(path, {array._result.number for array in alive}, effects=True):
         wires, literals = [], []
         error = None
@@ -192,8 +192,8 @@ def carry_over(
                 wire = new.input_wire(old.inputs[~wire], old.handles[~wire])
             elif wire in failed:
                 error = failed[wire]
-            elif wire in moved:
-                wire = moved[wire].number
+            elif wire in new_results:
+                wire = new_results[wire].number
             else:
                 wire = new.input_wire(*values[wire])
             wires.append(wire)
@@ -215,13 +215,13 @@ def carry_over(
         )
         new.literals.extend(literals)
         pairs = zip(point.results, new.point.results, strict=True)
-        moved.update({before.number: after for before, after in pairs})
+        new_results.update({before.number: after for before, after in pairs})
     for array in alive:
         number = array._result.number
         if number in failed:
             array.fail(failed[number])
         else:
-            array._recording, array._result = new, moved[number]
+            array._recording, array._result = new, new_results[number]
             new.arrays.append(weakref.ref(array))
     new.prune_at = max(PRUNE_BYTES, 2 * new.nbytes)
     new.is_carried = new.point.depth > 0

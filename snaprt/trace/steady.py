@@ -101,26 +101,26 @@ def follow_transform(
     arrays: list[Any] = []
     try:
         data = capture(function, arrays)
-        known = _known(transform, data, tuple(options.items()), function)
+        followed = _known(transform, data, tuple(options.items()), function)
     except (NotCapturedError, TypeError, ValueError):  # of what has no hash, or compares otherwise
         return jaxapi.NOT_FOLLOWED
-    if known is None or not known.is_followed:
+    if followed is None or not followed.is_followed:
         return jaxapi.NOT_FOLLOWED
-    known.data = data
-    known.calls += 1
+    followed.data = data
+    followed.calls += 1
     every = settings.get("SNAPRT_STEADY_CHECK")
     try:
-        if every and known.calls % every == 0:
-            _check(known, function, arrays, operands)
-        result = known.jitted(arrays, operands)
+        if every and followed.calls % every == 0:
+            _check(followed, function, arrays, operands)
+        result = followed.jitted(arrays, operands)
     except Exception as error:  # JAX's own way raises it again, unless only jitting does
         raise_if_interrupted(error)
-        known.is_followed = False
+        followed.is_followed = False
         metrics.counter_add("SteadyRefused")
         _log.info("%s is traced at every call: %s", _place(function), str(error).partition("\n")[0])
         return jaxapi.NOT_FOLLOWED
     finally:
-        known.data = None
+        followed.data = None
     if isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], jaxapi.Pullback):
         _pullbacks.add(jaxapi.code_of_pullback(result[1]))
     return result
@@ -140,13 +140,13 @@ def _known(
 ) -> _Function | None:
     """Return the function that was traced before, or that is to be; ``None`` if it is not to be."""
     key = (transform, data, options)
-    known = _functions.get(key)
+    followed = _functions.get(key)
     code = users_code(function)
     root = (transform, code)
     with _lock:
-        if known is not None:
+        if followed is not None:
             _traced[root] = max(0, _traced[root] - 1)
-            return known
+            return followed
         _traced[root] += 1
         if _traced[root] > MAX_TRACES:
             if _traced[root] == MAX_TRACES + 1:
@@ -159,13 +159,13 @@ def _known(
                 )
             return None
         name = transform.__name__.strip("_") if code is None else code.co_name.strip("<>")
-        known = _functions[key] = _Function(transform, options, name)
+        followed = _functions[key] = _Function(transform, options, name)
         if len(_functions) > MAX_FUNCTIONS:
             _functions.popitem(last=False)
-    return known
+    return followed
 
 
-def _check(known: _Function, function: Any, arrays: Any, operands: Any) -> None:
+def _check(followed: _Function, function: Any, arrays: Any, operands: Any) -> None:
     """Trace the call again; warn if that is another program than was traced before."""
     metrics.counter_add("SteadyChecks")
     # Values that are pending would be read.
@@ -174,9 +174,9 @@ def _check(known: _Function, function: Any, arrays: Any, operands: Any) -> None:
         (arrays, operands),
     )
     with jaxapi.evaluating():
-        before = jax.make_jaxpr(known.jitted)(*shapes)
-        known.jitted = known.jit()
-        if is_same_program(before, jax.make_jaxpr(known.jitted)(*shapes)):
+        before = jax.make_jaxpr(followed.jitted)(*shapes)
+        followed.jitted = followed.jit()
+        if is_same_program(before, jax.make_jaxpr(followed.jitted)(*shapes)):
             return
     metrics.counter_add("SteadyChanged")
     _log.warning(

@@ -63,9 +63,9 @@ def met_kind(array: jax.Array) -> InputKind:
 
     For arrays that come from outside: describing one takes 4 us.
     """
-    known = _met.get(id(array))
-    if known is not None and known[0]() is array:
-        return known[1]
+    entry = _met.get(id(array))
+    if entry is not None and entry[0]() is array:
+        return entry[1]
     kind = input_kind(array)
     if type(array) is jaxapi.ArrayImpl:
         if len(_met) >= MAX_MET:
@@ -228,14 +228,14 @@ class Point:
 
     def with_inputs(self, kinds: tuple[InputKind, ...]) -> tuple[Point, int]:
         """Return the point after meeting new inputs of these kinds, and their bytes."""
-        found = self.after_inputs.get(kinds)
-        if found is None:
+        entry = self.after_inputs.get(kinds)
+        if entry is None:
             point = self
             for kind in kinds:
                 point = point.with_input(kind)
-            found = point, sum(kind.nbytes for kind in kinds)
-            self.after_inputs = _with(self.after_inputs, kinds, found, MAX_SHORTCUTS)
-        return found
+            entry = point, sum(kind.nbytes for kind in kinds)
+            self.after_inputs = _with(self.after_inputs, kinds, entry, MAX_SHORTCUTS)
+        return entry
 
     def with_operation(
         self,
@@ -281,9 +281,9 @@ class Point:
 
     def operations(self) -> list[Point]:
         """Return the points of all operations from the root to this one."""
-        found = [point for point in self._backwards() if point.wires is not None]
-        found.reverse()
-        return found
+        points = [point for point in self._backwards() if point.wires is not None]
+        points.reverse()
+        return points
 
     def _backwards(self) -> Iterator[Point]:
         point: Point | None = self
@@ -304,11 +304,11 @@ class Point:
 _NOTHING: Final[dict[Any, Any]] = {}
 
 
-def _with(kept: dict[Any, Any], key: Any, value: Any, most: int) -> dict[Any, Any]:
-    if kept is _NOTHING or len(kept) >= most:
+def _with(table: dict[Any, Any], key: Any, value: Any, most: int) -> dict[Any, Any]:
+    if table is _NOTHING or len(table) >= most:
         return {key: value}
-    kept[key] = value
-    return kept
+    table[key] = value
+    return table
 
 
 def literal_wires(point: Point) -> Iterator[tuple[Any, int]]:

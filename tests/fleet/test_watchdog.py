@@ -61,7 +61,7 @@ SLEEPS = "threading.Event().wait()"
 # A lock that is never released, taken by native code that keeps Python's own lock.
 HOLDS_LOCK = """
     from snaprt.fleet.watchdog import _watchdog
-    while _watchdog._told[0] < _watchdog._progress.changes:
+    while _watchdog._last_status[0] < _watchdog._progress.changes:
         time.sleep(0.01)
     libc = ctypes.PyDLL(None)
     lock = ctypes.create_string_buffer(256)

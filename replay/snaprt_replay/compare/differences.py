@@ -115,9 +115,9 @@ def _compare_sides(
         reason = renamed or (comparison.reason if not comparison.differing else "")
         differences.append(ArrayDifference(role, array.name, reason, comparison))
     count = len(differences)
-    for which, unmatched in (("A", left[count:]), ("B", right[count:])):
+    for side, unmatched in (("A", left[count:]), ("B", right[count:])):
         differences += [
-            ArrayDifference(role, array.name, f"is only in {which}", None) for array in unmatched
+            ArrayDifference(role, array.name, f"is only in {side}", None) for array in unmatched
         ]
     return differences
 

@@ -293,9 +293,9 @@ class _Table:
         """Yield the rows to count, and how many rows each represents."""
         differing = np.flatnonzero(self.records["ulp"])
         so_far = np.cumsum(self.records["differing"][differing])
-        each = int(np.searchsorted(so_far, _COUNTED, "right"))
-        chosen = [*range(each), *range(each, differing.size, _COUNTED_EVERY), differing.size]
-        for place, until in itertools.pairwise(chosen):
+        dense = int(np.searchsorted(so_far, _COUNTED, "right"))
+        bounds = [*range(dense), *range(dense, differing.size, _COUNTED_EVERY), differing.size]
+        for place, until in itertools.pairwise(bounds):
             yield int(differing[place]), until - place
 
     def count_beyond(self, block: range, tolerance: Tolerance) -> np.ndarray:

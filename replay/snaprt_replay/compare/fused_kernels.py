@@ -298,8 +298,8 @@ def _module(
         shift=width - 1,
         zero_sign=1 + _ZERO_SIGN,
     )
-    taken = [flat] * sides + [f"tensor<{elements[letter]}>" for letter in limits]
-    arguments = ", ".join(f"%arg{number}: {name}" for number, name in enumerate(taken))
+    argument_types = [flat] * sides + [f"tensor<{elements[letter]}>" for letter in limits]
+    arguments = ", ".join(f"%arg{number}: {name}" for number, name in enumerate(argument_types))
     rows = ", ".join(f"tensor<{ROWS}x{elements[letter]}>" for _, letter, _ in results)
     scalars = [f"tensor<{elements[letter]}>" for _, letter, _ in results]
     numbered = list(enumerate(zip(results, scalars, strict=True)))

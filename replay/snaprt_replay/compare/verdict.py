@@ -213,8 +213,8 @@ def distances(
         names: The names of the outputs.
     """
     return tuple(
-        _distance(name, value, wanted, center, [sample[index] for sample in yardstick.samples])
-        for index, (name, value, wanted, center) in enumerate(
+        _distance(name, value, reference, center, [sample[index] for sample in yardstick.samples])
+        for index, (name, value, reference, center) in enumerate(
             zip(names, outputs, expected, yardstick.center, strict=True)
         )
     )
@@ -223,20 +223,20 @@ def distances(
 def _distance(
     name: str,
     value: np.ndarray,
-    wanted: np.ndarray,
+    reference: np.ndarray,
     center: np.ndarray,
     samples: Sequence[np.ndarray],
 ) -> OutputDistance:
     with np.errstate(all="ignore"):
         if floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype):
-            scores, errors, explained, specials = _score_floats(value, wanted, center, samples)
+            scores, errors, explained, specials = _score_floats(value, reference, center, samples)
         else:
             settled = np.ones(value.shape, np.bool_)
             for sample in samples:
                 settled &= sample == center
-            wrong = (value != wanted) & settled
+            wrong = (value != reference) & settled
             scores = np.where(wrong, np.inf, 0.0).reshape(-1)
-            errors = np.abs(value.astype(np.float64) - wanted.astype(np.float64)).reshape(-1)
+            errors = np.abs(value.astype(np.float64) - reference.astype(np.float64)).reshape(-1)
             explained = np.zeros(errors.shape)
             specials = np.zeros(errors.shape, np.bool_)
     if not scores.size:
@@ -259,11 +259,11 @@ _Scores = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _score_floats(
-    value: np.ndarray, wanted: np.ndarray, center: np.ndarray, samples: Sequence[np.ndarray]
+    value: np.ndarray, reference: np.ndarray, center: np.ndarray, samples: Sequence[np.ndarray]
 ) -> _Scores:
     """Return score, error, explained error, and whether NaN or Inf is the cause, flat."""
     own = _own_type(value.dtype)
-    actual, expected, middle = _parts(value), _parts(wanted), _parts(center)
+    actual, expected, middle = _parts(value), _parts(reference), _parts(center)
     explained, pattern, settled = _explained(middle, [_parts(sample) for sample in samples], own)
     # A number that is finite in float64 may be infinite in the program's type: allow both patterns.
     actual_pattern, expected_pattern = _pattern(actual), _pattern(_in_type(expected, own))

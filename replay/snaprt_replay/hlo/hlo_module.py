@@ -115,9 +115,9 @@ def called_computations(module: XlaMessage, first: Iterable[int]) -> list[XlaMes
 
 def drop_uncalled(module: XlaMessage) -> None:
     """Remove the computations that the entry does not call, not even indirectly."""
-    kept = list(map(copy_of, called_computations(module, [module.entry_computation_id])))
+    computations = list(map(copy_of, called_computations(module, [module.entry_computation_id])))
     module.ClearField("computations")
-    module.computations.extend(kept)
+    module.computations.extend(computations)
 
 
 def copy_of(message: XlaMessage) -> XlaMessage:
@@ -134,13 +134,13 @@ def set_instructions(computation: XlaMessage, replacements: Iterable[XlaMessage]
     computation.instructions.extend(copies)
 
 
-def take_name(name: str, taken: set[str], mark: str = ".") -> str:
+def take_name(name: str, names: set[str], mark: str = ".") -> str:
     """Return a name that is not taken, and take it: names are unique in the whole module."""
     free, number = name, 0
-    while free in taken:
+    while free in names:
         number += 1
         free = f"{name}{mark}{number}"
-    taken.add(free)
+    names.add(free)
     return free
 
 
@@ -222,10 +222,10 @@ class Editor:
 
         The last of them usually keeps the old id, so that the users of the old value read it.
         """
-        kept: list[XlaMessage] = []
+        replaced: list[XlaMessage] = []
         for instruction in computation.instructions:
-            kept.extend(replace(instruction))
-        set_instructions(computation, kept)
+            replaced.extend(replace(instruction))
+        set_instructions(computation, replaced)
 
 
 def verify(module: XlaMessage) -> None:

@@ -190,10 +190,10 @@ def sharded(
     name: str, shape: tuple[int, ...], parts: Sequence[np.ndarray], indices: Sequence[Index]
 ) -> ShardedArray:
     """Return a sharded array; equal copies of the same part become one object."""
-    known: dict[Index, list[np.ndarray]] = {}
+    distinct_copies: dict[Index, list[np.ndarray]] = {}
     distinct = []
     for part, index in zip(parts, indices, strict=True):
-        copies = known.setdefault(index, [])
+        copies = distinct_copies.setdefault(index, [])
         same = next((copy for copy in copies if same_bits(copy, part)), None)
         if same is None:
             copies.append(part)

@@ -83,17 +83,17 @@ def _named(value: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
 
 
 def _read_npz(path: Path, check: str = "check --inputs") -> Mapping[str, np.ndarray]:
-    wanted = "write an .npz file with numpy.savez(FILE, arg0=..., arg1=...)"
+    hint = "write an .npz file with numpy.savez(FILE, arg0=..., arg1=...)"
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise SnapshotError(f"{path} is one .npy array, not an .npz file", hint=wanted)
+            raise SnapshotError(f"{path} is one .npy array, not an .npz file", hint=hint)
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except FileNotFoundError as error:
         raise SnapshotError(f"there is no file {path}", hint=check) from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise SnapshotError(f"cannot read arrays from {path}: {error}", hint=wanted) from error
+        raise SnapshotError(f"cannot read arrays from {path}: {error}", hint=hint) from error
 
 
 def _as_expected(value: np.ndarray, expected: Signature, what: str) -> np.ndarray:

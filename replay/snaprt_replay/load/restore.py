@@ -48,10 +48,10 @@ class _Restoration:
 
     editor: Editor
     optimized: bool
-    done: set[str] = dataclasses.field(default_factory=set)
+    changes: set[str] = dataclasses.field(default_factory=set)
     # In the current computation: the instructions by id, and the removed asynchronous starts.
-    known: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
-    started: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
+    by_id: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
+    starts: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
 
 
 def restore(module: XlaMessage) -> tuple[str, ...]:
@@ -72,10 +72,10 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
     restoration = _Restoration(Editor(module), is_optimized(module))
     # Inside out: a bitcast reads the layouts, which are dropped last.
     for computation in module.computations:
-        restoration.known = {
+        restoration.by_id = {
             instruction.id: instruction for instruction in computation.instructions
         }
-        restoration.started = {}
+        restoration.starts = {}
         restoration.editor.replace_each(
             computation, lambda instruction: _restore_one(instruction, restoration)
         )
@@ -85,7 +85,7 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
     _drop_layouts(module, restoration)
     _drop_module_attributes(module, restoration)
     verify(module)
-    return tuple(note for word, note in _NOTES.items() if word in restoration.done)
+    return tuple(note for word, note in _NOTES.items() if word in restoration.changes)
 
 
 def is_optimized(module: XlaMessage) -> bool:
@@ -126,7 +126,7 @@ def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence
         instruction.ClearField("control_predecessor_ids")
     instruction.ClearField("original_value")
     if instruction.opcode in _STATEFUL:
-        restoration.done.add("generator")
+        restoration.changes.add("generator")
     rewrite = _REWRITES.get(instruction.opcode)
     if rewrite is not None:
         return rewrite(instruction, restoration)
@@ -141,7 +141,7 @@ def _restore_fusion(fusion: XlaMessage, restoration: _Restoration) -> Sequence[X
     fusion.fusion_kind = ""
     fusion.backend_config = b""
     fusion.ClearField("output_operand_aliasing")
-    restoration.done.add("fusion")
+    restoration.changes.add("fusion")
     return [fusion]
 
 
@@ -151,7 +151,7 @@ def _restore_bitcast(bitcast: XlaMessage, restoration: _Restoration) -> Sequence
     A bitcast reads the same bytes with another shape: put the operand into the order of its bytes,
     read them as the new type, reshape to the new dimensions, and undo the order of the result.
     """
-    operand = restoration.known[_only_operand(bitcast)]
+    operand = restoration.by_id[_only_operand(bitcast)]
     steps: list[XlaMessage] = []
 
     def step(opcode: str, shape: XlaMessage, dimensions: Sequence[int] = ()) -> None:
@@ -179,7 +179,7 @@ def _restore_bitcast(bitcast: XlaMessage, restoration: _Restoration) -> Sequence
         step("reshape", _with_dimensions(bitcast.shape, physical_after))
     order_back = [bytes_after.index(dimension) for dimension in range(len(bytes_after))]
     step("transpose", bitcast.shape, order_back)
-    restoration.done.add("bitcast")
+    restoration.changes.add("bitcast")
     if not steps:
         bitcast.opcode = "copy"
         return _restore_copy(bitcast, restoration)
@@ -245,7 +245,7 @@ def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequenc
     # Its code reads and writes raw buffers, so the layouts it ran with affect what it computes; its
     # backend_config holds its arguments.
     if restoration.optimized and not call.constrain_layout:
-        operands = [restoration.known[operand].shape for operand in call.operand_ids]
+        operands = [restoration.by_id[operand].shape for operand in call.operand_ids]
         if any(
             not _is_row_major(leaf)
             for shape in (*operands, call.shape)
@@ -258,8 +258,8 @@ def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequenc
 
 
 def _leave_out(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    restoration.done.add("callback")
-    operands = [restoration.known[operand] for operand in call.operand_ids]
+    restoration.changes.add("callback")
+    operands = [restoration.by_id[operand] for operand in call.operand_ids]
     tokens = [operand for operand in operands if operand.shape.element_type == TOKEN]
     elements = call.shape.tuple_shapes if call.shape.element_type == TUPLE else [call.shape]
     new = restoration.editor.new
@@ -271,18 +271,18 @@ def _leave_out(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessa
 
 
 def _start(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    restoration.started[instruction.id] = instruction
-    restoration.done.add("async")
+    restoration.starts[instruction.id] = instruction
+    restoration.changes.add("async")
     return []
 
 
 def _update(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    restoration.started[instruction.id] = _started_by(instruction, restoration)
+    restoration.starts[instruction.id] = _started_by(instruction, restoration)
     return []
 
 
 def _started_by(instruction: XlaMessage, restoration: _Restoration) -> XlaMessage:
-    start = restoration.started.get(_only_operand(instruction))
+    start = restoration.starts.get(_only_operand(instruction))
     if start is None:
         raise SnapshotError(f"{instruction.opcode} {instruction.name!r} has no matching start.")
     return start
@@ -330,7 +330,7 @@ def _split_tuple_parameters(module: XlaMessage, restoration: _Restoration) -> No
     entry = entry_computation(module)
     if all(parameter.shape.element_type != TUPLE for parameter in parameters(entry)):
         return
-    restoration.done.add("tuple")
+    restoration.changes.add("tuple")
     next_number = 0
     replacements_of: dict[int, list[XlaMessage]] = {}
     for parameter in parameters(entry):
@@ -372,7 +372,7 @@ def _drop_layouts(module: XlaMessage, restoration: _Restoration) -> None:
     def default(shape: XlaMessage) -> None:
         for leaf in leaf_shapes(shape):
             if not _is_row_major(leaf):
-                restoration.done.add("layout")
+                restoration.changes.add("layout")
             rank = len(leaf.dimensions)
             # Cleared completely: tiles, memory spaces and element sizes belong to one device.
             leaf.ClearField("layout")
@@ -394,10 +394,10 @@ def _drop_layouts(module: XlaMessage, restoration: _Restoration) -> None:
 
 def _drop_module_attributes(module: XlaMessage, restoration: _Restoration) -> None:
     if module.HasField("schedule"):
-        restoration.done.add("schedule")
+        restoration.changes.add("schedule")
     for alias in (module.input_output_alias, module.buffer_donor):
         if alias.ByteSize():
-            restoration.done.add("donation")
+            restoration.changes.add("donation")
     for field in (
         "schedule",
         "input_output_alias",

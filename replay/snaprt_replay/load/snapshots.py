@@ -184,7 +184,7 @@ def _wholes(arrays: Sequence[ShardedArray] | None, device: int) -> tuple[NamedAr
 
 def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
     """Read one array's parts; copies with the same digest are read once."""
-    known: dict[tuple[str, str], np.ndarray] = {}
+    arrays: dict[tuple[str, str], np.ndarray] = {}
     parts, indices = [], []
     for file in files:
         record = file.record(name)
@@ -198,9 +198,9 @@ def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
             )
         # Without a digest its values were omitted and are drawn at random, equal for each copy.
         same = (record.digest, str(index))
-        if same not in known:
-            known[same] = file.array(name)
-        parts.append(known[same])
+        if same not in arrays:
+            arrays[same] = file.array(name)
+        parts.append(arrays[same])
         indices.append(index)
     first = files[0].record(name)
     shape = first.global_shape + parts[0].shape[len(first.shape) :]

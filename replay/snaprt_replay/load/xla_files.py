@@ -317,11 +317,11 @@ def _load(
     try:
         with _naming(path):
             changes = restore(module)
-            taken = parameters(entry_computation(module))
-            are_arrays = [parameter.shape.element_type != TOKEN for parameter in taken]
+            declared = parameters(entry_computation(module))
+            are_arrays = [parameter.shape.element_type != TOKEN for parameter in declared]
             stablehlo, _ = without_effects(jaxapi.hlo_to_stablehlo(serialize(module)))
             signature = []
-            for parameter in itertools.compress(taken, are_arrays):
+            for parameter in itertools.compress(declared, are_arrays):
                 with _naming(path, f"parameter {parameter.parameter_number}, {parameter.name}"):
                     shape = parameter.shape
                     signature.append(Signature(tuple(shape.dimensions), dtype_of(shape)))

@@ -51,7 +51,7 @@ def aligned(suspect: FlatModule, reference: FlatModule) -> ComputationDiff:
             break
         compared = compare(*(program.entry for program in laid_out))
     if compared is not as_they_are and all(map(_is_compared_inside, _nested(as_they_are))):
-        return min(compared, as_they_are, key=lambda each: len(edits_between(each)))
+        return min(compared, as_they_are, key=lambda diff: len(edits_between(diff)))
     return compared
 
 
@@ -124,11 +124,11 @@ class _Call:
 def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] | None:
     """Return both programs with the same layout for the outermost loops and branches."""
     pairs = [
-        (each, calls, layout)
-        for each in _nested(compared)
-        for calls in _changed_calls(each)
-        for layout in [_layout(each, *calls)]
-        if any(mine != their for mine, their in layout)
+        (nested, calls, layout)
+        for nested in _nested(compared)
+        for calls in _changed_calls(nested)
+        for layout in [_layout(nested, *calls)]
+        if any(suspect_number != reference_number for suspect_number, reference_number in layout)
     ]
     if not pairs:
         return None
@@ -138,11 +138,11 @@ def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] |
     programs = []
     for side in (0, 1):
         editing = _Editing(compared.lines[side].program)
-        done: set[tuple[int, ...]] = set()
-        for each, calls, _ in pairs:
+        visited: set[tuple[int, ...]] = set()
+        for nested, calls, _ in pairs:
             key = (*calls[0].called, *calls[1].called)
-            editing.lay_out(each, calls, side, layouts[key], key not in done)
-            done.add(key)
+            editing.lay_out(nested, calls, side, layouts[key], key not in visited)
+            visited.add(key)
         programs.append(editing.program())
     return programs[0], programs[1]
 
@@ -150,9 +150,9 @@ def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] |
 def _nested(compared: ComputationDiff) -> Iterator[ComputationDiff]:
     yield compared
     for inside in compared.inside.values():
-        for each in inside:
-            if not each.is_same:
-                yield from _nested(each)
+        for nested in inside:
+            if not nested.is_same:
+                yield from _nested(nested)
 
 
 def _changed_calls(compared: ComputationDiff) -> Iterator[tuple[_Call, _Call]]:
@@ -162,10 +162,13 @@ def _changed_calls(compared: ComputationDiff) -> Iterator[tuple[_Call, _Call]]:
         pair = ours.by_id[suspect_id], theirs.by_id[reference_id]
         if pair[0].opcode != pair[1].opcode or pair[0].opcode not in STEPPED:
             continue
-        calls = [_calls(line, each) for line, each in zip(compared.lines, pair, strict=True)]
-        for mine, their in zip(*calls, strict=False):
-            if mine.can_be_laid_out() and their.can_be_laid_out():
-                yield mine, their
+        calls = [
+            _calls(line, instruction)
+            for line, instruction in zip(compared.lines, pair, strict=True)
+        ]
+        for suspect_call, reference_call in zip(*calls, strict=False):
+            if suspect_call.can_be_laid_out() and reference_call.can_be_laid_out():
+                yield suspect_call, reference_call
 
 
 def _calls(line: Line, instruction: XlaMessage) -> list[_Call]:
@@ -206,16 +209,18 @@ def _layout(compared: ComputationDiff, suspect: _Call, reference: _Call) -> _Lay
     changing = [_changing(call) for call in calls]
     pair(lambda i, j: keys[0][i] == keys[1][j] and (i in changing[0]) == (j in changing[1]))
     pair(lambda i, j: compared.partners.get(suspect.elements[i]) == reference.elements[j])
-    known = [set[int](), set[int]()]
+    counterparts = [set[int](), set[int]()]
     if not suspect.is_loop:
         for side, call in enumerate(calls):
             numbered = enumerate(call.elements)
-            known[side] = {i for i, each in numbered if _is_known(compared, each, 1 - side)}
+            counterparts[side] = {
+                i for i, element in numbered if _is_known(compared, element, 1 - side)
+            }
     pair(
         lambda i, j: (
             keys[0][i][0] == keys[1][j][0]
             and (i in changing[0] and j in changing[1])
-            and not (i in known[0] and j in known[1])
+            and not (i in counterparts[0] and j in counterparts[1])
         )
     )
     pair(lambda i, j: keys[0][i] == keys[1][j])
@@ -317,13 +322,13 @@ class _Editing:
         created: list[XlaMessage] = []
         operands = []
         for pair, shape in zip(layout, shapes, strict=True):
-            mine, their = pair[side], pair[not side]
-            if mine is not None:
-                operands.append(by_id[call.elements[mine]])
+            own_number, other_number = pair[side], pair[not side]
+            if own_number is not None:
+                operands.append(by_id[call.elements[own_number]])
                 continue
-            assert their is not None
+            assert other_number is not None
             added: list[XlaMessage] = []
-            element_id = self._like(compared, other_call.elements[their], side, added)
+            element_id = self._like(compared, other_call.elements[other_number], side, added)
             if element_id is None or _depends_on(
                 element_id, instruction.id, {**by_id, **_by_id(added)}
             ):
@@ -395,9 +400,9 @@ class _Editing:
         Where there is none, copy it from the other side and add the copies to ``copies``, unless it
         calls a computation.
         """
-        known = _of_value(compared, element, side)
-        if known is not None:
-            return known
+        existing = _of_value(compared, element, side)
+        if existing is not None:
+            return existing
         original = compared.lines[not side].by_id[element]
         if (
             original.opcode == "parameter"
@@ -405,16 +410,16 @@ class _Editing:
             or len(copies) > _MOST_COPIED
         ):
             return None
-        operands = [self._like(compared, each, side, copies) for each in original.operand_ids]
+        operands = [self._like(compared, operand, side, copies) for operand in original.operand_ids]
         copy = copy_of(original)
         copy.id = self.editor.new_id(original)
         copy.name = f"{original.name}.copy.{copy.id}"
         copy.ClearField("metadata")  # its stack frame is another program's
         copy.ClearField("control_predecessor_ids")
-        for index, each in enumerate(operands):
-            if each is None:
+        for index, operand in enumerate(operands):
+            if operand is None:
                 return None
-            copy.operand_ids[index] = each
+            copy.operand_ids[index] = operand
         copies.append(copy)
         return copy.id
 
@@ -486,4 +491,4 @@ def _by_id(sequence: Sequence[XlaMessage]) -> dict[int, XlaMessage]:
 
 
 def _depends_on(instruction_id: int, operand_id: int, by_id: Mapping[int, XlaMessage]) -> bool:
-    return operand_id in reached([instruction_id], lambda each: by_id[each].operand_ids)
+    return operand_id in reached([instruction_id], lambda operand: by_id[operand].operand_ids)

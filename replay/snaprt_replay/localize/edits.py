@@ -49,17 +49,17 @@ def exchange_of(compared: ComputationDiff, instruction: int) -> Exchange:
     return Exchange((ours.computation.id, theirs.computation.id), instruction)
 
 
-def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatModule:
-    """Return the suspect's program with the instructions in `taken` replaced by the reference's.
+def substituted(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> FlatModule:
+    """Return the suspect's program with instructions in `exchanges` replaced by the reference's.
 
     Args:
         compared: The two programs' entry computations.
-        taken: Exchanges in these computations and in those that they call.
+        exchanges: Exchanges in these computations and in those that they call.
 
     Raises:
         CannotCombineError: There is no such program.
     """
-    return FlatModule(_Making(compared, taken).module, {})
+    return FlatModule(_Making(compared, exchanges).module, {})
 
 
 class _Key(NamedTuple):
@@ -71,8 +71,8 @@ class _Key(NamedTuple):
 
 
 class _Making:
-    def __init__(self, compared: ComputationDiff, taken: frozenset[Exchange]) -> None:
-        self.taken = taken
+    def __init__(self, compared: ComputationDiff, exchanges: frozenset[Exchange]) -> None:
+        self.exchanges = exchanges
         self.computations: list[XlaMessage] = []
         self.copied: dict[tuple[int, int], int] = {}
         self.names: set[str] = set()
@@ -89,7 +89,7 @@ class _Making:
     def _combine(self, compared: ComputationDiff) -> int:
         """Add a computation combined from two; return its id."""
         ours, _ = compared.lines
-        keys = _ordered(compared, self.taken)
+        keys = _ordered(compared, self.exchanges)
         called = {
             key: self._called(compared, key)
             for key in keys
@@ -99,12 +99,12 @@ class _Making:
         ids: dict[_Key, int] = {}
         for key in keys:
             copy = self._copied(_found(compared, key), key.source == "reference")
-            operands = _operands(compared, self.taken, key)
+            operands = _operands(compared, self.exchanges, key)
             copy.operand_ids[:] = [ids[operand] for operand in operands]
             copy.called_computation_ids[:] = called.get(key, ())
             computation.instructions.append(copy)
             ids[key] = copy.id
-        computation.root_id = ids[_root(compared, self.taken)]
+        computation.root_id = ids[_root(compared, self.exchanges)]
         self.computations.append(computation)
         return computation.id
 
@@ -114,32 +114,32 @@ class _Making:
         if key.source == "reference":
             suspect_id = compared.partners_back.get(suspect_id, -1)
         if key.source != "kept" and suspect_id in compared.inside:
-            return [self._combine(each) for each in compared.inside[suspect_id]]
+            return [self._combine(nested) for nested in compared.inside[suspect_id]]
         line = theirs if key.source == "reference" else ours
         ids = line.by_id[key.instruction].called_computation_ids
-        return [self._copy(line.program, each) for each in ids]
+        return [self._copy(line.program, callee) for callee in ids]
 
     def _copy(self, program: FlatModule, computation_id: int) -> int:
         """Add an unchanged copy of a computation; return its id."""
-        known = (id(program), computation_id)
-        if known not in self.copied:
+        key = (id(program), computation_id)
+        if key not in self.copied:
             source = program.computations[computation_id]
             called = [
-                [self._copy(program, each) for each in instruction.called_computation_ids]
+                [self._copy(program, callee) for callee in instruction.called_computation_ids]
                 for instruction in source.instructions
             ]
             computation = self._started(source)
             ids: dict[int, int] = {}
             for instruction, inside in zip(source.instructions, called, strict=True):
                 copy = self._copied(instruction, True)
-                copy.operand_ids[:] = [ids[each] for each in instruction.operand_ids]
+                copy.operand_ids[:] = [ids[operand] for operand in instruction.operand_ids]
                 copy.called_computation_ids[:] = inside
                 computation.instructions.append(copy)
                 ids[instruction.id] = copy.id
             computation.root_id = ids[source.root_id]
             self.computations.append(computation)
-            self.copied[known] = computation.id
-        return self.copied[known]
+            self.copied[key] = computation.id
+        return self.copied[key]
 
     def _started(self, like: XlaMessage) -> XlaMessage:
         computation = copy_of(like)
@@ -165,24 +165,24 @@ def _found(compared: ComputationDiff, key: _Key) -> XlaMessage:
     return compared.lines[key.source == "reference"].by_id[key.instruction]
 
 
-def _root(compared: ComputationDiff, taken: frozenset[Exchange]) -> _Key:
+def _root(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> _Key:
     ours, theirs = compared.lines
-    if exchange_of(compared, RESULT) in taken:
-        return _theirs(compared, taken, theirs.root.id)
-    return _mixed(compared, taken, ours.root.id)
+    if exchange_of(compared, RESULT) in exchanges:
+        return _theirs(compared, exchanges, theirs.root.id)
+    return _mixed(compared, exchanges, ours.root.id)
 
 
-def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], reference_id: int) -> _Key:
+def _theirs(compared: ComputationDiff, exchanges: frozenset[Exchange], reference_id: int) -> _Key:
     """Return the instruction that takes the place of an instruction of the reference."""
     if reference_id in compared.partners_back:
-        return _mixed(compared, taken, compared.partners_back[reference_id])
+        return _mixed(compared, exchanges, compared.partners_back[reference_id])
     like = compared.by_value.get(compared.digests[1].values[reference_id])
     return _Key("reference", reference_id) if like is None else _Key("kept", like)
 
 
-def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], suspect_id: int) -> _Key:
+def _mixed(compared: ComputationDiff, exchanges: frozenset[Exchange], suspect_id: int) -> _Key:
     """Return the instruction that takes the place of an instruction of the suspect."""
-    if exchange_of(compared, suspect_id) in taken:
+    if exchange_of(compared, suspect_id) in exchanges:
         return _Key("reference", compared.partners[suspect_id])
     if compared.lines[0].by_id[suspect_id].opcode == "parameter":
         return _Key("kept", suspect_id)
@@ -194,10 +194,10 @@ def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], suspect_id: in
     return _Key("suspect", suspect_id)
 
 
-def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) -> list[_Key]:
+def _operands(compared: ComputationDiff, exchanges: frozenset[Exchange], key: _Key) -> list[_Key]:
     ours, theirs = compared.lines
     if key.source == "kept":
-        return [_Key("kept", each) for each in ours.by_id[key.instruction].operand_ids]
+        return [_Key("kept", operand) for operand in ours.by_id[key.instruction].operand_ids]
     is_theirs = key.source == "reference"
     partners = compared.partners_back if is_theirs else compared.partners
     partner = partners.get(key.instruction)
@@ -206,19 +206,23 @@ def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) 
     if partner is not None:
         beside = (ours if is_theirs else theirs).by_id[partner].operand_ids
     operands = []
-    for index, each in enumerate(read):
+    for index, operand in enumerate(read):
         counterpart = beside[index] if index < len(beside) else None
-        mine, their = (counterpart, each) if is_theirs else (each, counterpart)
-        if mine is not None and their is not None and compared.has_same_value(mine, their):
-            operands.append(_Key("kept", mine))
+        our_id, their_id = (counterpart, operand) if is_theirs else (operand, counterpart)
+        if (
+            our_id is not None
+            and their_id is not None
+            and compared.has_same_value(our_id, their_id)
+        ):
+            operands.append(_Key("kept", our_id))
         elif not is_theirs:
-            operands.append(_mixed(compared, taken, each))
+            operands.append(_mixed(compared, exchanges, operand))
         else:
-            operands.append(_theirs(compared, taken, each))
+            operands.append(_theirs(compared, exchanges, operand))
     return operands
 
 
-def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key]:
+def _ordered(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> list[_Key]:
     """Return the parameters and all instructions that the result needs, operands first."""
     first = [
         _Key("kept", instruction.id)
@@ -229,19 +233,19 @@ def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key
     open_: set[_Key] = set()
 
     def operands(key: _Key) -> Iterator[_Key]:
-        return iter(_operands(compared, taken, key))
+        return iter(_operands(compared, exchanges, key))
 
-    root = _root(compared, taken)
+    root = _root(compared, exchanges)
     waiting = [] if root in ordered else [(root, operands(root))]
     open_.add(root)
     while waiting:
         key, pending = waiting[-1]
-        for each in pending:
-            if each in open_:
+        for operand in pending:
+            if operand in open_:
                 raise CannotCombineError("the two programs order their operations differently")
-            if each not in ordered:
-                open_.add(each)
-                waiting.append((each, operands(each)))
+            if operand not in ordered:
+                open_.add(operand)
+                waiting.append((operand, operands(operand)))
                 break
         else:
             waiting.pop()
@@ -290,9 +294,9 @@ def edits_between(compared: ComputationDiff) -> list[Edit]:
     """Return how two programs differ, in program order, given their entry computations."""
     joined = _Joined()
     members: dict[_Node, tuple[ComputationDiff, tuple[str, ...]]] = {}
-    for each, frame in _nested(compared, ()):
-        for node in _differing(each, joined):
-            members.setdefault(node, (each, frame))
+    for nested, frame in _nested(compared, ()):
+        for node in _differing(nested, joined):
+            members.setdefault(node, (nested, frame))
     sets: defaultdict[Hashable, list[_Node]] = defaultdict(list)
     for node in members:
         sets[joined.find(node)].append(node)
@@ -306,9 +310,9 @@ def _nested(
     yield compared, frame
     for instruction_id, inside in compared.inside.items():
         instruction = compared.lines[0].by_id[instruction_id]
-        for number, each in enumerate(inside):
-            if not each.is_same:
-                yield from _nested(each, (*frame, _name_inside(instruction, number)))
+        for number, nested in enumerate(inside):
+            if not nested.is_same:
+                yield from _nested(nested, (*frame, _name_inside(instruction, number)))
 
 
 def _name_inside(instruction: XlaMessage, number: int) -> str:
@@ -340,17 +344,17 @@ def _differing(compared: ComputationDiff, joined: _Joined) -> Iterator[_Node]:
             and compared.reads_the_same(instruction.id, reference_id)
         ):
             yield own
-            for each in theirs.by_id[reference_id].operand_ids:
-                if each not in back and not _known_here(compared, each):
-                    joined.join(own, node(1, each))
+            for operand in theirs.by_id[reference_id].operand_ids:
+                if operand not in back and not _known_here(compared, operand):
+                    joined.join(own, node(1, operand))
         origin = ours.program.origins.get(instruction.id)
         if origin is not None:
             joined.join(own, ("origin", origin))
-        for each in instruction.operand_ids:
-            partner = compared.partners.get(each)
-            is_extra = partner is None and not _known_there(compared, each)
-            if is_extra or (partner is not None and _reshaped(ours, theirs, each, partner)):
-                joined.join(own, node(0, each))
+        for operand in instruction.operand_ids:
+            partner = compared.partners.get(operand)
+            is_extra = partner is None and not _known_there(compared, operand)
+            if is_extra or (partner is not None and _reshaped(ours, theirs, operand, partner)):
+                joined.join(own, node(0, operand))
     if not compared.has_same_value(ours.root.id, theirs.root.id) and (
         compared.partners.get(ours.root.id) != theirs.root.id
     ):
@@ -360,9 +364,9 @@ def _differing(compared: ComputationDiff, joined: _Joined) -> Iterator[_Node]:
     for instruction in theirs.order:
         if instruction.id in back or _known_here(compared, instruction.id):
             continue
-        for each in instruction.operand_ids:
-            if each not in back and not _known_here(compared, each):
-                joined.join(node(1, instruction.id), node(1, each))
+        for operand in instruction.operand_ids:
+            if operand not in back and not _known_here(compared, operand):
+                joined.join(node(1, instruction.id), node(1, operand))
 
 
 def _known_there(compared: ComputationDiff, suspect_id: int) -> bool:
@@ -440,8 +444,8 @@ def _reads_known(reader: _Member) -> bool:
     compared, reference_id = reader[1], _partner(reader)
     assert reference_id is not None
     return all(
-        each in compared.partners_back or _known_here(compared, each)
-        for each in compared.lines[1].by_id[reference_id].operand_ids
+        operand in compared.partners_back or _known_here(compared, operand)
+        for operand in compared.lines[1].by_id[reference_id].operand_ids
     )
 
 
@@ -460,11 +464,11 @@ def _is_passed_by(reader: _Member, taken_out: Sequence[_Member]) -> bool:
     reference_id = _partner(reader)
     assert reference_id is not None
     read = compared.lines[1].by_id[reference_id].operand_ids
-    before = [each for member in taken_out for each in _instruction(member).operand_ids]
+    before = [operand for member in taken_out for operand in _instruction(member).operand_ids]
     return any(
-        compared.has_same_value(operand, each) or compared.partners.get(operand) == each
+        compared.has_same_value(operand, other) or compared.partners.get(operand) == other
         for operand in before
-        for each in read
+        for other in read
     )
 
 
@@ -510,17 +514,19 @@ def _reason(member: _Member) -> str:
 
 
 def _attributes(suspect: XlaMessage, reference: XlaMessage) -> Iterator[str]:
-    fields = {field.name for each in (suspect, reference) for field, _ in each.ListFields()}
-    for name in sorted(fields, key=lambda each: (each != "opcode", each)):
-        mine, theirs = getattr(suspect, name), getattr(reference, name)
-        if mine == theirs:
+    fields = {
+        field.name for instruction in (suspect, reference) for field, _ in instruction.ListFields()
+    }
+    for name in sorted(fields, key=lambda field: (field != "opcode", field)):
+        value, other = getattr(suspect, name), getattr(reference, name)
+        if value == other:
             continue
         if name == "literal":
-            yield _literals(mine, theirs)
+            yield _literals(value, other)
         elif name == "shape":
-            yield f"shape {shape_text(mine)}, {shape_text(theirs)} in the reference"
+            yield f"shape {shape_text(value)}, {shape_text(other)} in the reference"
         else:
-            yield f"{name} {_short(mine)}, {_short(theirs)} in the reference"
+            yield f"{name} {_short(value)}, {_short(other)} in the reference"
 
 
 def _short(value: object) -> str:
@@ -529,17 +535,17 @@ def _short(value: object) -> str:
 
 def _literals(suspect: XlaMessage, reference: XlaMessage) -> str:
     try:
-        mine, theirs = literal_to_array(suspect), literal_to_array(reference)
+        ours, theirs = literal_to_array(suspect), literal_to_array(reference)
     except SnapshotError:
         return "a different constant"
-    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return "a different constant"
-    where = np.argwhere(mine != theirs)
+    where = np.argwhere(ours != theirs)
     if not len(where):
         return "a constant with different bits"
     first = tuple(map(int, where[0]))
-    at = f" at {list(first)}" if mine.ndim else ""
-    return f"constant {mine[first]}{at}, {theirs[first]} in the reference"
+    at = f" at {list(first)}" if ours.ndim else ""
+    return f"constant {ours[first]}{at}, {theirs[first]} in the reference"
 
 
 def _called(compared: ComputationDiff, suspect: XlaMessage, reference: XlaMessage) -> Iterator[str]:
@@ -561,17 +567,17 @@ def _reads(compared: ComputationDiff, suspect: XlaMessage, reference: XlaMessage
     if counts[0] != counts[1]:
         yield f"reads {counts[0]} values, {counts[1]} in the reference"
         return
-    for mine, their in zip(suspect.operand_ids, reference.operand_ids, strict=True):
-        if compared.has_same_value(mine, their) or compared.partners.get(mine) == their:
+    for our_id, their_id in zip(suspect.operand_ids, reference.operand_ids, strict=True):
+        if compared.has_same_value(our_id, their_id) or compared.partners.get(our_id) == their_id:
             continue
-        if ours.by_id[mine].opcode == theirs.by_id[their].opcode == "constant":
-            yield _literals(ours.by_id[mine].literal, theirs.by_id[their].literal)
+        if ours.by_id[our_id].opcode == theirs.by_id[their_id].opcode == "constant":
+            yield _literals(ours.by_id[our_id].literal, theirs.by_id[their_id].literal)
             continue
-        like = compared.partners_back.get(their)
+        like = compared.partners_back.get(their_id)
         if like is None:
-            like = compared.by_value.get(compared.digests[1].values[their])
-        reference_name = theirs.by_id[their].name if like is None else ours.by_id[like].name
-        yield f"reads {ours.by_id[mine].name}, {reference_name} in the reference"
+            like = compared.by_value.get(compared.digests[1].values[their_id])
+        reference_name = theirs.by_id[their_id].name if like is None else ours.by_id[like].name
+        yield f"reads {ours.by_id[our_id].name}, {reference_name} in the reference"
 
 
 MOST_NAMED = 16
@@ -624,11 +630,11 @@ def prove(
 def whole(side: Side, inputs: Sequence[np.ndarray]) -> Order:
     """Return an order that runs a side's whole program on its inputs."""
     line = side.program.entry
-    taken = {
+    arguments = {
         Value(parameter.id): inputs[parameter.parameter_number]
         for parameter in parameters(line.computation)
     }
-    return Order(side, line, [Piece((line.root.id,))], [taken])
+    return Order(side, line, [Piece((line.root.id,))], [arguments])
 
 
 class _Trial:
@@ -645,20 +651,20 @@ class _Trial:
         self.compared = compared
         self.inputs = inputs
         self.expected = expected
-        self.known: dict[frozenset[int], float] = {}
+        self.errors: dict[frozenset[int], float] = {}
 
     def error(self, edits: Sequence[Edit]) -> float:
         """Return the outputs' error with some operations replaced by the reference's."""
         key = frozenset(map(id, edits))
-        if key not in self.known:
+        if key not in self.errors:
             self.session.tell(f"with {len(edits)} of the operations as in the reference")
-            self.known[key] = self._run(edits)
-        return self.known[key]
+            self.errors[key] = self._run(edits)
+        return self.errors[key]
 
     def _run(self, edits: Sequence[Edit]) -> float:
-        taken = frozenset(pair for edit in edits for pair in edit.pairs)
+        exchanges = frozenset(pair for edit in edits for pair in edit.pairs)
         try:
-            program = substituted(self.compared, taken)
+            program = substituted(self.compared, exchanges)
             side = dataclasses.replace(self.side, program=program)
             ((values,),) = self.session.run(whole(side, self.inputs))
         except (CannotCombineError, ExecutionError):
@@ -667,7 +673,7 @@ class _Trial:
 
     def error_of(self, outputs: Sequence[np.ndarray]) -> float:
         pairs = zip(self.expected, outputs, strict=True)
-        return max((error_between(right, got) for right, got in pairs), default=0.0)
+        return max((error_between(expected, actual) for expected, actual in pairs), default=0.0)
 
 
 def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
@@ -680,7 +686,7 @@ def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
         size = -(-len(remaining) // parts)
         chunks = [remaining[start : start + size] for start in range(0, len(remaining), size)]
         complements = [
-            [each for kept in chunks if kept is not chunk for each in kept] for chunk in chunks
+            [edit for other in chunks if other is not chunk for edit in other] for chunk in chunks
         ]
         tried = [*chunks, *(complements if len(chunks) > 2 else ())]
         smaller = next((subset for subset in tried if trial.error(subset) <= 1.0), None)

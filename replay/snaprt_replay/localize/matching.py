@@ -60,7 +60,7 @@ class Digests:
         """By id: what an instruction computes from the parameters."""
         called = _called_values(line)
         for instruction in line.order:
-            inside = [called(each) for each in instruction.called_computation_ids]
+            inside = [called(callee) for callee in instruction.called_computation_ids]
             content = content_of(instruction).SerializeToString(deterministic=True)
             own = _digest(content, *(() if instruction.opcode in STEPPED else inside))
             self.own[instruction.id] = own
@@ -144,8 +144,11 @@ class ComputationDiff:
         if self.lines[0].by_id[suspect_id].opcode not in STEPPED:
             return True
         called = [
-            [Digests(line.program.line(i)).result for i in line.by_id[each].called_computation_ids]
-            for line, each in zip(self.lines, (suspect_id, reference_id), strict=True)
+            [
+                Digests(line.program.line(i)).result
+                for i in line.by_id[caller].called_computation_ids
+            ]
+            for line, caller in zip(self.lines, (suspect_id, reference_id), strict=True)
         ]
         return called[0] == called[1]
 
@@ -182,11 +185,14 @@ def _inside(
     suspect: Line, reference: Line, suspect_id: int, reference_id: int
 ) -> tuple[ComputationDiff, ...]:
     pair = suspect.by_id[suspect_id], reference.by_id[reference_id]
-    if any(each.opcode not in STEPPED for each in pair) or pair[0].opcode != pair[1].opcode:
+    if (
+        any(instruction.opcode not in STEPPED for instruction in pair)
+        or pair[0].opcode != pair[1].opcode
+    ):
         return ()
     called = [
-        [line.program.line(i) for i in each.called_computation_ids]
-        for line, each in zip((suspect, reference), pair, strict=True)
+        [line.program.line(i) for i in instruction.called_computation_ids]
+        for line, instruction in zip((suspect, reference), pair, strict=True)
     ]
     if list(map(signature, called[0])) != list(map(signature, called[1])):
         return ()
@@ -208,7 +214,7 @@ class _Pairing:
         lines = self.ours.line, self.theirs.line
         takes = zip(*(parameters(line.computation) for line in lines), strict=False)
         self.partners = {suspect.id: reference.id for suspect, reference in takes}
-        self.taken = set(self.partners.values())
+        self.used = set(self.partners.values())
         self.counts = [Counter(digest.values.values()) for digest in digests]
         self.votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         if self.ours.result != self.theirs.result:
@@ -218,25 +224,25 @@ class _Pairing:
                 self._pair(instruction)
 
     def _pair(self, suspect: XlaMessage) -> None:
-        wanted = self.votes[suspect.id].most_common()
-        wanted.sort(key=lambda each: self.theirs.own[each[0]] != self.ours.own[suspect.id])
-        for reference_id, votes in wanted:
-            if reference_id in self.taken:
+        candidates = self.votes[suspect.id].most_common()
+        candidates.sort(key=lambda vote: self.theirs.own[vote[0]] != self.ours.own[suspect.id])
+        for reference_id, votes in candidates:
+            if reference_id in self.used:
                 continue
             reference = self.theirs.line.by_id[reference_id]
             beyond = self._extra_operand(reference, suspect.id)
-            if beyond is not None and beyond not in self.taken:
+            if beyond is not None and beyond not in self.used:
                 reference = self.theirs.line.by_id[beyond]
             elif not self._alike(suspect, reference):
-                for each in suspect.operand_ids:
-                    if self._is_extra(suspect, reference, each):
-                        self.votes[each][reference_id] += votes
+                for operand in suspect.operand_ids:
+                    if self._is_extra(suspect, reference, operand):
+                        self.votes[operand][reference_id] += votes
                 continue
             self.partners[suspect.id] = reference.id
-            self.taken.add(reference.id)
-            for mine, their in self._beside(suspect, reference):
-                if self.ours.values[mine] != self.theirs.values[their]:
-                    self.votes[mine][their] += 1
+            self.used.add(reference.id)
+            for our_id, their_id in self._beside(suspect, reference):
+                if self.ours.values[our_id] != self.theirs.values[their_id]:
+                    self.votes[our_id][their_id] += 1
             return
 
     def _beside(self, suspect: XlaMessage, reference: XlaMessage) -> list[tuple[int, int]]:
@@ -245,16 +251,16 @@ class _Pairing:
         def same(pairs: Sequence[tuple[int, int]]) -> int:
             return sum(self.ours.values[pair[0]] == self.theirs.values[pair[1]] for pair in pairs)
 
-        mine, theirs = list(suspect.operand_ids), list(reference.operand_ids)
-        in_order = list(zip(mine, theirs, strict=False))
+        ours, theirs = list(suspect.operand_ids), list(reference.operand_ids)
+        in_order = list(zip(ours, theirs, strict=False))
         if suspect.opcode == reference.opcode and suspect.opcode in _COMMUTATIVE:
-            turned = list(zip(mine, theirs[::-1], strict=True))
+            turned = list(zip(ours, theirs[::-1], strict=True))
             return max(in_order, turned, key=same)
         return in_order
 
     def _alike(self, suspect: XlaMessage, reference: XlaMessage) -> bool:
         """Return whether one instruction may be an edited form of the other."""
-        if any(self._is_extra(suspect, reference, each) for each in suspect.operand_ids):
+        if any(self._is_extra(suspect, reference, operand) for operand in suspect.operand_ids):
             return False
         # A value that the other program computes too is a different operand there, unless this
         # program computes it more often: then one of these instructions was edited.
@@ -280,9 +286,11 @@ class _Pairing:
             shape_text(suspect.shape) == shape_text(reference.shape)
             and len(suspect.operand_ids) == len(reference.operand_ids)
             and any(
-                self.ours.values[mine] == self.theirs.values[their]
-                or self.ours.own[mine] == self.theirs.own[their]
-                for mine, their in itertools.product(suspect.operand_ids, reference.operand_ids)
+                self.ours.values[our_id] == self.theirs.values[their_id]
+                or self.ours.own[our_id] == self.theirs.own[their_id]
+                for our_id, their_id in itertools.product(
+                    suspect.operand_ids, reference.operand_ids
+                )
             )
         )
 
@@ -308,13 +316,15 @@ class _Pairing:
 
     def _extra_operand(self, reference: XlaMessage, suspect_id: int) -> int | None:
         """Return the operand of an extra instruction of the reference that is the suspect's."""
-        for each in reference.operand_ids:
+        for operand in reference.operand_ids:
             if (
-                self.theirs.own[each] == self.ours.own[suspect_id] != self.theirs.own[reference.id]
+                self.theirs.own[operand]
+                == self.ours.own[suspect_id]
+                != self.theirs.own[reference.id]
                 and len(self.ours.line.by_id[suspect_id].operand_ids) != len(reference.operand_ids)
-                and not self.counts[0][self.theirs.values[each]]
+                and not self.counts[0][self.theirs.values[operand]]
             ):
-                return each
+                return operand
         return None
 
 
@@ -335,10 +345,10 @@ def match(suspect: Line, reference: Line) -> Matching:
     if suspect.computation == reference.computation:
         return {instruction_id: instruction_id for instruction_id in suspect.by_id}
     compared = compare(suspect, reference)
-    taken = set(compared.partners.values())
+    matched = set(compared.partners.values())
     remaining: defaultdict[bytes, list[int]] = defaultdict(list)
     for instruction in reversed(reference.order):
-        if instruction.id not in taken:
+        if instruction.id not in matched:
             remaining[compared.digests[1].values[instruction.id]].append(instruction.id)
     matching = dict(compared.partners)
     for instruction in suspect.order:
@@ -360,8 +370,8 @@ def count_matched(compared: ComputationDiff) -> tuple[int, int]:
             is_matched = is_same or instruction.id in compared.partners
             yield is_matched
             if instruction.id in compared.inside:
-                for each in compared.inside[instruction.id]:
-                    yield from counted(each)
+                for nested in compared.inside[instruction.id]:
+                    yield from counted(nested)
             elif instruction.opcode in STEPPED:
                 called = map(compared.lines[0].program.line, instruction.called_computation_ids)
                 yield from (is_matched for line in called for _ in line.work())

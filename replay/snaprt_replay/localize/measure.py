@@ -62,22 +62,22 @@ def _share(reference: np.ndarray, actual: np.ndarray) -> float:
 def _float_error(reference: np.ndarray, suspect: np.ndarray, moved: np.ndarray | None) -> float:
     with np.errstate(all="ignore"):
         rounded = reference.astype(suspect.dtype)  # an overflow here is allowed in the suspect too
-        right, got = reference.astype(np.float64), suspect.astype(np.float64)
-        finite = np.isfinite(got) & np.isfinite(rounded.astype(np.float64))
-        same = (rounded == suspect) | (np.isnan(right) & np.isnan(got))
+        expected, actual = reference.astype(np.float64), suspect.astype(np.float64)
+        finite = np.isfinite(actual) & np.isfinite(rounded.astype(np.float64))
+        same = (rounded == suspect) | (np.isnan(expected) & np.isnan(actual))
         if not np.all(finite | same):
             return math.inf
         if not finite.any():
             return 0.0
-        right, got = right[finite], got[finite]
+        expected, actual = expected[finite], actual[finite]
         row = default_for(suspect.dtype)
         relative = row.epsilons * floatbits.epsilon(suspect.dtype)
-        size = math.sqrt(float(np.mean(right * right)))
-        allowed = relative * (np.abs(right) + size) + floatbits.smallest_normal(suspect.dtype)
+        size = math.sqrt(float(np.mean(expected * expected)))
+        allowed = relative * (np.abs(expected) + size) + floatbits.smallest_normal(suspect.dtype)
         if moved is not None:
-            noise = np.abs(moved.astype(np.float64)[finite] - right)
+            noise = np.abs(moved.astype(np.float64)[finite] - expected)
             allowed = allowed + _NOISE * np.max(noise[np.isfinite(noise)], initial=0.0)
-        return float(np.max(np.abs(got - right) / allowed))
+        return float(np.max(np.abs(actual - expected) / allowed))
 
 
 def move(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:

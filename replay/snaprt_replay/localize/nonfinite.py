@@ -104,13 +104,13 @@ def _all(frame: ComputationFrame) -> Region:
 class _Search:
     session: Session
     bad: Bad
-    made: str
+    kind: str
 
     def inside(
         self,
         frame: ComputationFrame,
         region: Region,
-        known: Values,
+        known_values: Values,
         before: str = "",
         most: int = 0,
     ) -> Origin | None:
@@ -120,20 +120,20 @@ class _Search:
         if not work or work[0].name == before:
             return None
         if len(work) == 1:
-            return self._at_one(frame, region, work[0], known)
+            return self._at_one(frame, region, work[0], known_values)
         cuts = choose_cuts(line, frame.matching, region, most or COARSE_REGIONS)
         regions = between(region, cuts)
         self.session.tell(
-            f"{len(work)} instructions: {len(regions)} regions, searching for {self.made}"
+            f"{len(work)} instructions: {len(regions)} regions, searching for {self.kind}"
         )
         piece = piece_of(frame, region, regions)
-        (tapped,) = run_suspect(self.session, frame, [piece], [known])
+        (tapped,) = run_suspect(self.session, frame, [piece], [known_values])
         for part in regions:
             results = set(line.results(part.start, part.stop))
             gone_bad = any(
                 self.bad(array) for value, array in tapped.items() if value.instruction in results
             )
-            inner = known_at(frame, part, known, tapped)
+            inner = known_at(frame, part, known_values, tapped)
             origin = self.inside(frame, part, inner, before, REGIONS) if gone_bad else None
             if origin is not None:
                 return origin
@@ -142,13 +142,13 @@ class _Search:
         return None
 
     def _at_one(
-        self, frame: ComputationFrame, region: Region, instruction: XlaMessage, known: Values
+        self, frame: ComputationFrame, region: Region, instruction: XlaMessage, known_values: Values
     ) -> Origin | None:
         piece = Piece(
             (instruction.id, *instruction.operand_ids),
-            frozenset(value.instruction for value in known),
+            frozenset(value.instruction for value in known_values),
         )
-        (values,) = run_suspect(self.session, frame, [piece], [known])
+        (values,) = run_suspect(self.session, frame, [piece], [known_values])
         operands = [_of(values, operand) for operand in instruction.operand_ids]
         inside = _ENTER.get(instruction.opcode)
         if inside is not None:
@@ -166,7 +166,7 @@ class _Search:
             frame.line.place(instruction, frame.names),
             [pair for operand in operands for pair in _named(frame, operand)],
             _named(frame, result),
-            self.made,
+            self.kind,
         )
 
 
@@ -199,9 +199,9 @@ def _enter_branch(
 ) -> ComputationFrame | None:
     number = branch_taken(conditional, operands[0])
     called = conditional.called_computation_ids[number]
-    taken = [operands[number + 1]]
+    arguments = [operands[number + 1]]
     names = (*frame.names, f"{conditional.name} branch {number}")
-    return called_with(frame_of(frame.sides, (called, called), taken), names, taken)
+    return called_with(frame_of(frame.sides, (called, called), arguments), names, arguments)
 
 
 _ENTER = {"while": _enter_loop, "conditional": _enter_branch}

@@ -205,7 +205,9 @@ def _between_variants(
     effects: tuple[PassEffect, ...] = ()
     if state.healed is not None and finding.kind == "interaction" and vary is not None:
         healed = state.healed
-        effects = try_passes(session, healed.frame, healed.piece, healed.known, healed.whole, vary)
+        effects = try_passes(
+            session, healed.frame, healed.piece, healed.known_values, healed.whole, vary
+        )
     result = dataclasses.replace(
         _localization(task, outputs, finding),
         path=tuple(state.path),
@@ -269,10 +271,10 @@ def read_program(case: Case) -> FlatModule:
     return program
 
 
-def suspect_of(case: Case, asked: Variant | None) -> Variant:
+def suspect_of(case: Case, variant: Variant | None) -> Variant:
     """Return side A: the requested one, or the platform that the case was recorded on."""
     platform = str(case.environment.get("platform", "")).lower()
-    return _runnable(asked) or parse_variant(_PLATFORMS.get(platform, "cpu"))
+    return _runnable(variant) or parse_variant(_PLATFORMS.get(platform, "cpu"))
 
 
 def _runnable(variant: Variant | None) -> Variant | None:
@@ -305,8 +307,10 @@ def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarra
 
 def _run_whole(task: _Task) -> Pair:
     """Run both sides' programs unchanged."""
-    ((got,), (right,)) = task.session.run(*(whole(side, task.inputs) for side in task.sides))
-    return Pair(got, dict(zip(got, right.values(), strict=True)))
+    ((suspect,), (reference,)) = task.session.run(
+        *(whole(side, task.inputs) for side in task.sides)
+    )
+    return Pair(suspect, dict(zip(suspect, reference.values(), strict=True)))
 
 
 def _run_crossed(task: _Task) -> Values:
@@ -369,8 +373,8 @@ def _notes_on_recorded(
     for side, values in zip(frame.sides, (outputs.suspect, outputs.reference), strict=True):
         error = max(
             (
-                error_between(got, expected)
-                for got, expected in zip(values.values(), recorded, strict=True)
+                error_between(actual, expected)
+                for actual, expected in zip(values.values(), recorded, strict=True)
             ),
             default=0.0,
         )

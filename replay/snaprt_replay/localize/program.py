@@ -69,11 +69,11 @@ class Line:
             instruction.id: instruction for instruction in computation.instructions
         }
         self.root = root_instruction(computation)
-        used = reached(
+        reachable = reached(
             [self.root.id], lambda instruction_id: self.by_id[instruction_id].operand_ids
         )
         self.order: list[XlaMessage] = [
-            instruction for instruction in computation.instructions if instruction.id in used
+            instruction for instruction in computation.instructions if instruction.id in reachable
         ]
         self.free = self._free()
         self.position = {instruction.id: index for index, instruction in enumerate(self.order)}
@@ -209,13 +209,13 @@ def choose_cuts(line: Line, matched: Container[int], region: Region, most: int) 
         scopes = {_scope(line, line.order[index]) for index in (position - 1, position)}
         return (live_bytes[position] + 1) / len(scopes)
 
-    chosen = []
+    cuts = []
     step = len(work) / most
     for number in range(1, most):
         near = [position for position, rank in ranks.items() if -0.5 < rank / step - number <= 0.5]
         if near:
-            chosen.append(min(near, key=cost))
-    return chosen
+            cuts.append(min(near, key=cost))
+    return cuts
 
 
 def between(region: Region, cuts: Sequence[int]) -> list[Region]:

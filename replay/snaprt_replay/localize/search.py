@@ -72,7 +72,7 @@ class Healed:
 
     frame: ComputationFrame
     piece: Piece
-    known: Values
+    known_values: Values
     whole: Pair
 
 
@@ -104,29 +104,29 @@ class Search:
             return Found("unfinished", self.last, error=outputs.error())
 
     def _inside(
-        self, frame: ComputationFrame, region: Region, known: Values, whole: Pair, depth: int
+        self, frame: ComputationFrame, region: Region, known_values: Values, whole: Pair, depth: int
     ) -> Found:
-        """Search a region that goes wrong on the clean values `known` and returns `whole`."""
+        """Search a region that goes wrong on the clean `known_values` and returns `whole`."""
         work = frame.line.work(region.start, region.stop)
         self.last = tuple(
             frame.line.place(instruction, frame.names) for instruction in work[:REGIONS]
         )
-        self.innermost = (frame, region, known)
+        self.innermost = (frame, region, known_values)
         if len(work) <= 1:
-            return self._at_one(frame, region, known, whole, depth)
+            return self._at_one(frame, region, known_values, whole, depth)
         ways = self._ways_to_cut(frame, region, depth)
         if not ways:  # the reference has other instructions here
             return Found("candidates", self.last, _differences(frame, whole), whole.error())
-        tapped = self._tap(frame, region, known, whole, ways, depth)
+        tapped = self._tap(frame, region, known_values, whole, ways, depth)
         if tapped is None:
-            self.healed = Healed(frame, piece_of(frame, region, [region]), known, whole)
+            self.healed = Healed(frame, piece_of(frame, region, [region]), known_values, whole)
             return Found("interaction", self.last, _differences(frame, whole), whole.error())
         regions, carried = tapped
-        clean = self._clean(frame, regions, known, carried)
+        clean = self._clean(frame, regions, known_values, carried)
         errors = [pair.error() for pair in clean]
         chosen = _at_fault(errors)
         if chosen:
-            by_cutting = self._by_cutting(frame, regions, known, carried)
+            by_cutting = self._by_cutting(frame, regions, known_values, carried)
             chosen = [
                 index for index in chosen if errors[index] > _BEYOND_CUTTING * by_cutting[index]
             ]
@@ -138,14 +138,14 @@ class Search:
             inner = self._inside(
                 frame,
                 regions[index],
-                known_at(frame, regions[index], known, carried.clean()),
+                known_at(frame, regions[index], known_values, carried.clean()),
                 clean[index],
                 depth + 1,
             )
             if inner.kind != "amplification":
                 return inner
             best = best or inner
-        return best or self._amplifying(frame, region, regions, known, carried)
+        return best or self._amplifying(frame, region, regions, known_values, carried)
 
     # --- the two tests ---
 
@@ -153,7 +153,7 @@ class Search:
         self,
         frame: ComputationFrame,
         region: Region,
-        known: Values,
+        known_values: Values,
         whole: Pair,
         ways: Sequence[Sequence[int]],
         depth: int,
@@ -167,7 +167,7 @@ class Search:
             regions = between(region, cuts)
             self._tell(frame, region, f"{len(regions)} regions")
             piece = piece_of(frame, region, regions)
-            (carried,) = run_both(self.session, frame, [piece], [known])
+            (carried,) = run_both(self.session, frame, [piece], [known_values])
             ends = frame.line.results(region.start, region.stop)
             tapped, untapped = carried.error(*ends), whole.error()
             if depth == 0 and self.observer_effect is None:
@@ -186,19 +186,27 @@ class Search:
         return [way for index, way in enumerate(ways) if way and way not in ways[:index]]
 
     def _clean(
-        self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
+        self,
+        frame: ComputationFrame,
+        regions: Sequence[Region],
+        known_values: Values,
+        carried: Pair,
     ) -> list[Pair]:
         """Run each region alone on both sides, from the reference's values at its start."""
         pieces = [piece_of(frame, region, [region]) for region in regions]
-        values = [known_at(frame, region, known, carried.clean()) for region in regions]
+        values = [known_at(frame, region, known_values, carried.clean()) for region in regions]
         return run_clean(self.session, frame, pieces, values)
 
     def _by_cutting(
-        self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
+        self,
+        frame: ComputationFrame,
+        regions: Sequence[Region],
+        known_values: Values,
+        carried: Pair,
     ) -> list[float]:
         """Return, for each region, the error that cutting alone causes on the suspect side."""
         pieces = [piece_of(frame, region, [region]) for region in regions]
-        values = [known_at(frame, region, known, carried.suspect) for region in regions]
+        values = [known_at(frame, region, known_values, carried.suspect) for region in regions]
         alone = run_suspect(self.session, frame, pieces, values)
         return [
             Pair(results, {value: carried.suspect[value] for value in results}).error()
@@ -208,7 +216,7 @@ class Search:
     # --- where it ends ---
 
     def _at_one(
-        self, frame: ComputationFrame, region: Region, known: Values, whole: Pair, depth: int
+        self, frame: ComputationFrame, region: Region, known_values: Values, whole: Pair, depth: int
     ) -> Found:
         line = frame.line
         work = line.work(region.start, region.stop)
@@ -222,7 +230,7 @@ class Search:
         instruction = work[0]
         enter = ENTER.get(instruction.opcode)
         if enter is not None:
-            inner = self._enter(enter, frame, instruction, known, depth)
+            inner = self._enter(enter, frame, instruction, known_values, depth)
             if inner is not None:
                 return inner
         place = line.place(instruction, frame.names)
@@ -246,13 +254,13 @@ class Search:
         enter: Enter,
         frame: ComputationFrame,
         instruction: XlaMessage,
-        known: Values,
+        known_values: Values,
         depth: int,
     ) -> Found | None:
         """Search inside a loop or a branch; None if each of its steps is correct."""
         if instruction.id not in frame.matching:
             return None
-        operands = _operand_values(self.session, frame, instruction, known)
+        operands = _operand_values(self.session, frame, instruction, known_values)
         stepped = enter(self.session, frame, instruction, operands)
         if stepped is None:
             return None
@@ -266,7 +274,7 @@ class Search:
         frame: ComputationFrame,
         region: Region,
         regions: Sequence[Region],
-        known: Values,
+        known_values: Values,
         carried: Pair,
     ) -> Found:
         """Follow the error along the cuts to the instruction that increases it most.
@@ -285,7 +293,9 @@ class Search:
                 frame, steepest, f"{len(regions)} regions, searching for error amplification"
             )
             bounds = between(region, [*_inner_bounds(region, steepest, cuts)])
-            (carried,) = run_both(self.session, frame, [piece_of(frame, region, bounds)], [known])
+            (carried,) = run_both(
+                self.session, frame, [piece_of(frame, region, bounds)], [known_values]
+            )
         work = frame.line.work(steepest.start, steepest.stop)
         ends = frame.line.results(steepest.start, steepest.stop)
         places = tuple(frame.line.place(instruction, frame.names) for instruction in work)
@@ -306,8 +316,8 @@ class Search:
     ) -> None:
         for index, (part, pair) in enumerate(zip(regions, clean, strict=True)):
             work = frame.line.work(part.start, part.stop)
-            taken = frame.line.taken(part.start, part.stop)
-            comes_in = carried.error(*taken) if taken else 0.0
+            input_ids = frame.line.taken(part.start, part.stop)
+            comes_in = carried.error(*input_ids) if input_ids else 0.0
             self.path.append(
                 RegionError(
                     first=frame.line.place(work[0], frame.names),
@@ -322,13 +332,13 @@ class Search:
             )
 
     def _tell(self, frame: ComputationFrame, region: Region, what: str) -> None:
-        left = len(frame.line.work(region.start, region.stop))
-        rounds = max(1, math.ceil(math.log(max(left, 2), REGIONS)))
+        remaining = len(frame.line.work(region.start, region.stop))
+        rounds = max(1, math.ceil(math.log(max(remaining, 2), REGIONS)))
         session = self.session
-        each = session.seconds / max(1, session.compiles)
-        estimate = f", about {rounds * 4 * each:.0f} s more" if session.compiles else ""
+        seconds = session.seconds / max(1, session.compiles)
+        estimate = f", about {rounds * 4 * seconds:.0f} s more" if session.compiles else ""
         where = " in ".join(("", *reversed(frame.names)))
-        session.tell(f"{left} instructions{where}: {what}{estimate}")
+        session.tell(f"{remaining} instructions{where}: {what}{estimate}")
 
 
 def _at_fault(errors: Sequence[float]) -> list[int]:
@@ -343,18 +353,20 @@ def piece_of(frame: ComputationFrame, region: Region, regions: Sequence[Region])
     return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
 
 
-def known_at(frame: ComputationFrame, region: Region, known: Values, tapped: Values) -> Values:
+def known_at(
+    frame: ComputationFrame, region: Region, known_values: Values, tapped: Values
+) -> Values:
     """Return the clean values at a region's start: those already known, and those of taps."""
     live = set(frame.line.live(region.start))
     return {
         **{
             value: array
-            for value, array in known.items()
+            for value, array in known_values.items()
             if _is_parameter(frame, value.instruction)
         },
         **{
             value: array
-            for source in (known, tapped)
+            for source in (known_values, tapped)
             for value, array in source.items()
             if value.instruction in live
         },
@@ -366,12 +378,12 @@ def _is_parameter(frame: ComputationFrame, instruction: int) -> bool:
 
 
 def _operand_values(
-    session: Session, frame: ComputationFrame, instruction: XlaMessage, known: Values
+    session: Session, frame: ComputationFrame, instruction: XlaMessage, known_values: Values
 ) -> list[Values]:
     """Return the clean values of an instruction's operands, in order."""
     ids = tuple(dict.fromkeys(instruction.operand_ids))
-    known_ids = frozenset(value.instruction for value in known)
-    (values,) = run_reference(session, frame, [Piece(ids, known_ids)], [known])
+    known_ids = frozenset(value.instruction for value in known_values)
+    (values,) = run_reference(session, frame, [Piece(ids, known_ids)], [known_values])
     return [
         {value: array for value, array in values.items() if value.instruction == operand}
         for operand in instruction.operand_ids
@@ -380,8 +392,8 @@ def _operand_values(
 
 def _growth(frame: ComputationFrame, region: Region, carried: Pair) -> float:
     """Return how much larger the error is where a region ends than where it starts."""
-    taken = frame.line.taken(region.start, region.stop)
-    comes_in = carried.error(*taken) if taken else 0.0
+    input_ids = frame.line.taken(region.start, region.stop)
+    comes_in = carried.error(*input_ids) if input_ids else 0.0
     goes_out = carried.error(*frame.line.results(region.start, region.stop))
     # Where almost no error comes in, the first rounding would look like the steepest growth.
     return goes_out / max(comes_in, 1e-2) if math.isfinite(goes_out) else math.inf
@@ -423,7 +435,7 @@ def try_passes(
     session: Session,
     frame: ComputationFrame,
     piece: Piece,
-    known: Values,
+    known_values: Values,
     whole: Pair,
     vary: Callable[[str], Side],
 ) -> tuple[PassEffect, ...]:
@@ -433,7 +445,7 @@ def try_passes(
         session: Runs it.
         frame: The frame that contains the piece.
         piece: The piece that goes wrong.
-        known: The values that it takes.
+        known_values: The values that it takes.
         whole: Its results on both sides.
         vary: Returns the suspect side with an addition to its variant.
 
@@ -442,7 +454,7 @@ def try_passes(
     """
 
     def run(side: Side) -> Values:
-        ((values,),) = session.run(Order(side, frame.line, [piece], [known]))
+        ((values,),) = session.run(Order(side, frame.line, [piece], [known_values]))
         return values
 
     effects = []

@@ -190,12 +190,12 @@ def _inputs(extracted: Extract, values: Sequence[Values]) -> list[np.ndarray]:
 
 def typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return a module's inputs in the dtypes of its parameters."""
-    taken = parameters(entry_computation(module))
+    declared = parameters(entry_computation(module))
     return [
         np.ascontiguousarray(array.astype(dtype_of(parameter.shape), copy=False)).reshape(
             array.shape
         )
-        for array, parameter in zip(arrays, taken, strict=True)
+        for array, parameter in zip(arrays, declared, strict=True)
     ]
 
 

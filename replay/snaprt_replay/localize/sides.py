@@ -56,10 +56,10 @@ def called_with(
     frame: ComputationFrame, names: tuple[str, ...], arguments: Sequence[Values]
 ) -> ComputationFrame:
     """Return a frame of the same computations, called with other arguments."""
-    taken = parameters(frame.line.computation)
+    declared = parameters(frame.line.computation)
     values = {
         Value(parameter.id, value.path): array
-        for parameter, argument in zip(taken, arguments, strict=True)
+        for parameter, argument in zip(declared, arguments, strict=True)
         for value, array in argument.items()
     }
     return dataclasses.replace(frame, names=names, arguments=values)
@@ -111,10 +111,10 @@ def run_both(
     session: Session, frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> list[Pair]:
     """Run the same pieces on both sides, from the same values."""
-    got, right = session.run(
+    suspect, reference = session.run(
         _suspect_order(frame, pieces, values), _reference_order(frame, pieces, values)
     )
-    return [Pair(*pair) for pair in zip(got, _by_suspect(frame, right), strict=True)]
+    return [Pair(*pair) for pair in zip(suspect, _by_suspect(frame, reference), strict=True)]
 
 
 def run_clean(
@@ -129,7 +129,10 @@ def run_clean(
     if all(pair.error() <= 1.0 for pair in pairs):
         return pairs
     generator = np.random.default_rng(0)
-    moved = [{value: move(array, generator) for value, array in known.items()} for known in values]
+    moved = [
+        {value: move(array, generator) for value, array in piece_values.items()}
+        for piece_values in values
+    ]
     answers = run_reference(session, frame, pieces, moved)
     return [
         dataclasses.replace(pair, moved=answer) for pair, answer in zip(pairs, answers, strict=True)
@@ -159,10 +162,10 @@ def _reference_order(
         [
             {
                 Value(matching[value.instruction], value.path): array
-                for value, array in known.items()
+                for value, array in piece_values.items()
                 if value.instruction in matching
             }
-            for known in values
+            for piece_values in values
         ],
     )
 
@@ -234,9 +237,9 @@ def enter_branch(
     """Return the branch that was taken if the suspect makes an error in it."""
     number = branch_taken(conditional, operands[0])
     names = (*frame.names, f"{conditional.name} branch {number}")
-    taken = [operands[number + 1]]
-    branch = frame_of(frame.sides, _called(frame, conditional, number), taken)
-    branch = called_with(branch, names, taken)
+    arguments = [operands[number + 1]]
+    branch = frame_of(frame.sides, _called(frame, conditional, number), arguments)
+    branch = called_with(branch, names, arguments)
     result = _result(session, branch)
     return (branch, result) if result.error() > 1.0 else None
 

@@ -69,8 +69,8 @@ class RunCandidate(Protocol):
         ...
 
 
-def _is_same(first: Symptom, seen: Symptom) -> bool:
-    return (seen.what, seen.message) == (first.what, first.message)
+def _is_same(first: Symptom, symptom: Symptom) -> bool:
+    return (symptom.what, symptom.message) == (first.what, first.message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +90,11 @@ def _see_mismatch(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     running = [run(candidate, 0)]
     if candidate.expected is None:
         running.append(run(candidate, 1))
-    got, *reference = [future.result() for future in running]
+    outcome, *reference = [future.result() for future in running]
     right = reference[0].outputs if reference else candidate.expected
-    if right is None or got.outputs is None or len(right) != len(got.outputs):
+    if right is None or outcome.outputs is None or len(right) != len(outcome.outputs):
         raise UnjudgedError
-    pairs = zip(right, got.outputs, strict=True)
+    pairs = zip(right, outcome.outputs, strict=True)
     error = max((error_between(expected, actual) for expected, actual in pairs), default=0.0)
     if error <= 1.0:
         return None
@@ -102,8 +102,10 @@ def _see_mismatch(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     return Symptom(misplaced if math.isinf(error) else "wrong values", error)
 
 
-def _is_as_wrong(first: Symptom, seen: Symptom) -> bool:
-    return seen.what == first.what and seen.error >= min(first.error, _LARGE_ERROR) * _KEPT_SHARE
+def _is_as_wrong(first: Symptom, symptom: Symptom) -> bool:
+    return (
+        symptom.what == first.what and symptom.error >= min(first.error, _LARGE_ERROR) * _KEPT_SHARE
+    )
 
 
 def _see_nonfinite(candidate: Candidate, run: RunCandidate) -> Symptom | None:
@@ -160,14 +162,14 @@ def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> C
             if not any("{}" in word for word in words):
                 named.append(file)
             try:
-                done = subprocess.run(named, capture_output=True, check=False)
+                process = subprocess.run(named, capture_output=True, check=False)
             except OSError as error:
                 raise UsageError(f"cannot run {named[0]}: {error.strerror}") from error
-        status = done.returncode
+        status = process.returncode
         if status == _SKIP:
             raise UnjudgedError
         if not 0 <= status <= _MOST_STATUS:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            last = process.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise UsageError(
                 f"the command ended with status {status}: {' '.join(last)}",
                 hint="use 0 if the failure does not occur, 1 to 127 if it does, 125 if it "
@@ -236,10 +238,10 @@ class Judge:
             The most frequent symptom; None if fewer looks than needed showed a failure.
         """
         looks = [self._look(candidate) for _ in range(self.patience.repeat)]
-        seen = [look for look in looks if isinstance(look, Symptom)]
-        if len(seen) < self.patience.needed:
+        symptoms = [look for look in looks if isinstance(look, Symptom)]
+        if len(symptoms) < self.patience.needed:
             return None
-        return max(seen, key=seen.count)
+        return max(symptoms, key=symptoms.count)
 
     def adopt(self, symptom: Symptom) -> None:
         """Look for this failure from now on."""
@@ -281,11 +283,11 @@ class Judge:
 
     def answer(self, candidate: Candidate) -> Answer:
         """Return whether a candidate fails, judging it at most once."""
-        known = self._answers.get(candidate.key)
-        if known is None:
+        answer = self._answers.get(candidate.key)
+        if answer is None:
             self.asked += 1
-            known = self._answers[candidate.key] = self._judge(candidate)
-        return known
+            answer = self._answers[candidate.key] = self._judge(candidate)
+        return answer
 
     def _judge(self, candidate: Candidate) -> Answer:
         assert self.symptom is not None
@@ -298,13 +300,13 @@ class Judge:
         answer: Answer = "cannot be told"
         while needed <= left:
             left -= 1
-            seen = self._look(candidate)
-            if isinstance(seen, Symptom) and self.check.persists(self.symptom, seen):
+            look = self._look(candidate)
+            if isinstance(look, Symptom) and self.check.persists(self.symptom, look):
                 needed -= 1
                 if not needed:
                     return "fails"
             else:
-                answer = "fails otherwise" if isinstance(seen, Symptom) else seen
+                answer = "fails otherwise" if isinstance(look, Symptom) else look
         return answer
 
     def _look(self, candidate: Candidate) -> Symptom | Literal["passes", "cannot be told"]:

@@ -40,12 +40,12 @@ def tidy(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> tuple[n
     for module in modules:
         _fold_tuples(module)
     read = set().union(*(_read_parameters(module) for module in modules))
-    kept = [number for number in range(len(inputs)) if number in read]
-    numbers = {old: new for new, old in enumerate(kept)}
+    read_inputs = [number for number in range(len(inputs)) if number in read]
+    numbers = {old: new for new, old in enumerate(read_inputs)}
     for module in modules:
         _keep(module, numbers)
         _name_parameters(module)
-    return tuple(inputs[number] for number in kept)
+    return tuple(inputs[number] for number in read_inputs)
 
 
 def _fold_tuples(module: XlaMessage) -> None:
@@ -99,14 +99,14 @@ def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
 def _name_parameters(module: XlaMessage) -> None:
     """Give parameters short names, because their names grow with every cut."""
     entry = entry_computation(module)
-    taken = {instruction.name for instruction in instructions(module)}
+    names = {instruction.name for instruction in instructions(module)}
     for instruction in (*parameters(entry), root_instruction(entry)):
         name = (
             f"arg{instruction.parameter_number}" if instruction.opcode == "parameter" else "outputs"
         )
-        while name in taken and name != instruction.name:
+        while name in names and name != instruction.name:
             name += "_"
-        taken.add(name)
+        names.add(name)
         instruction.name = name
 
 
@@ -147,14 +147,14 @@ class Source:
         piece = dataclasses.replace(piece, results=_without_tuples(line, piece.results))
         extracted = extract(line.program.module, line.computation, [piece])
         modules = [extracted.module]
-        taken = extracted.parameters[0]
+        boundary = extracted.parameters[0]
         if len(self.lines) > 1:
             reference = self._cut_other(piece, extracted)
             if reference is None:
                 return None
             modules.append(reference)
         try:
-            inputs = typed(extracted.module, [values[value] for value in taken])
+            inputs = typed(extracted.module, [values[value] for value in boundary])
         except KeyError:
             return None
         return Candidate(tuple(modules), tidy(modules, inputs))
@@ -266,21 +266,21 @@ class Base:
 
     def _expected(self, results: Sequence[int]) -> tuple[np.ndarray, ...] | None:
         assert self.candidate.expected is not None
-        known = dict(zip(self.line.root.operand_ids, self.candidate.expected, strict=True))
-        expected = tuple(known[result] for result in results if result in known)
+        by_id = dict(zip(self.line.root.operand_ids, self.candidate.expected, strict=True))
+        expected = tuple(by_id[result] for result in results if result in by_id)
         return expected if len(expected) == len(results) else None
 
     def _values(self, piece: Piece) -> Values | None:
-        taken = parameters(self.line.computation)
-        known = {
+        declared = parameters(self.line.computation)
+        inputs = {
             Value(parameter.id): array
-            for parameter, array in zip(taken, self.candidate.inputs, strict=True)
+            for parameter, array in zip(declared, self.candidate.inputs, strict=True)
         }
-        wanted = self._reached(piece)
-        self.record(wanted)
-        if wanted & self._refused:
+        boundary = self._reached(piece)
+        self.record(boundary)
+        if boundary & self._refused:
             return None
-        return {**known, **self._recorded}
+        return {**inputs, **self._recorded}
 
     def _reached(self, piece: Piece) -> set[int]:
         """Return the instructions of ``piece.given`` that the results depend on."""
@@ -292,12 +292,12 @@ class Base:
 
     def record(self, instructions: Iterable[int]) -> None:
         """Record the values of instructions, in one run, if they are not known yet."""
-        known = {value.instruction for value in self._recorded} | self._refused
-        missing = set(instructions) - known
+        recorded = {value.instruction for value in self._recorded} | self._refused
+        missing = set(instructions) - recorded
         if not missing:
             return
         if len(self.computed) <= _TAPPED_AT_ONCE:
-            missing |= set(self.computed) - known
+            missing |= set(self.computed) - recorded
         ordered = [instruction.id for instruction in self.line.order if instruction.id in missing]
         for tap in self.taps:
             values = self._tapped(tap, ordered)
@@ -372,8 +372,8 @@ def normalized(
     lines = tuple(FlatModule(module, {}).entry for module in modules)
     root = lines[0].root
     results = list(root.operand_ids) if root.opcode == "tuple" else [root.id]
-    taken = parameters(lines[0].computation)
-    values = {Value(parameter.id): array for parameter, array in zip(taken, inputs, strict=True)}
+    declared = parameters(lines[0].computation)
+    values = {Value(parameter.id): array for parameter, array in zip(declared, inputs, strict=True)}
     piece = Piece(tuple(dict.fromkeys(results)))
     candidate = Source(lines, matching_of(lines)).cut(piece, values)
     if candidate is None:

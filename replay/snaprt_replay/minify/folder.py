@@ -58,18 +58,18 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
         SnapshotError: The folder cannot be written.
     """
     candidate = shrunk.candidate
-    got, right = _outputs(candidate, start)
+    actual, expected = _outputs(candidate, start)
     elsewhere = "name another folder with --output"
     with writing(f"write {folder}", elsewhere, kind=SnapshotError, hint=remedy):
         folder.mkdir(parents=True, exist_ok=True)
-        _write_program(folder, SNAPSHOT, candidate, 0, right)
+        _write_program(folder, SNAPSHOT, candidate, 0, expected)
         if len(candidate.modules) > 1:
-            _write_program(folder, AGAINST, candidate, 1, right)
+            _write_program(folder, AGAINST, candidate, 1, expected)
         if shrunk.neighbor is not None:
             _write_program(folder, NEIGHBOR, shrunk.neighbor, 0, None)
-        if got is not None:
+        if actual is not None:
             module = parse(HloModuleProto, candidate.content(0), SNAPSHOT)
-            content = hlo_snapshot(module, jax.default_backend(), candidate.inputs, got)
+            content = hlo_snapshot(module, jax.default_backend(), candidate.inputs, actual)
             (folder / f"{SNAPSHOT}.snapshot.pb").write_bytes(serialize(content))
         surrounding = {
             "versions": dict(describe.versions()),
@@ -79,7 +79,7 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
             "options": [dict(variant.options) for variant in candidate.variants],
         }
         (folder / "versions.json").write_text(json.dumps(surrounding, indent=1) + "\n")
-        fails = script.write_and_run(folder / SCRIPT, candidate, shrunk, check, right)
+        fails = script.write_and_run(folder / SCRIPT, candidate, shrunk, check, expected)
         text = issue(case, shrunk, check, surrounding, fails)
         (folder / ISSUE).write_text(text)
     return fails
@@ -101,16 +101,18 @@ def _outputs(
         return start(side, candidate.variants[side], candidate.content(side), candidate.inputs)
 
     running = [run(side) for side in range(len(candidate.variants))]
-    got = running[0].result().outputs
+    actual = running[0].result().outputs
     if candidate.expected is not None:
-        return got, candidate.expected
+        return actual, candidate.expected
     if len(running) < 2:
-        return got, None
-    right = running[1].result().outputs
-    if right is None or got is None:
-        return got, right
+        return actual, None
+    expected = running[1].result().outputs
+    if expected is None or actual is None:
+        return actual, expected
     with np.errstate(all="ignore"):  # a more precise reference, cast to the program's own dtypes
-        return got, [array.astype(own.dtype) for array, own in zip(right, got, strict=True)]
+        return actual, [
+            array.astype(own.dtype) for array, own in zip(expected, actual, strict=True)
+        ]
 
 
 def _write_program(

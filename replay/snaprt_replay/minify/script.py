@@ -57,7 +57,7 @@ def write_and_run(
         return None
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, path.name],
             cwd=path.parent,
             env=environment,
@@ -67,7 +67,7 @@ def write_and_run(
         )
     except subprocess.TimeoutExpired:
         return True
-    return done.returncode == _FAILED and b"AssertionError" in done.stderr
+    return process.returncode == _FAILED and b"AssertionError" in process.stderr
 
 
 def _can_show(candidate: Candidate, check: Check) -> bool:

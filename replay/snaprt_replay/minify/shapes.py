@@ -39,10 +39,10 @@ def _ranges(size: int) -> list[tuple[int, int]]:
     Removing one element at a time from millions would take millions of programs.
     """
     ranges = [(0, 1)]
-    gone = size // 2
-    while gone and gone >= size // _FINEST:
-        ranges += [(0, size - gone), (gone, size)]
-        gone //= 2
+    removed = size // 2
+    while removed and removed >= size // _FINEST:
+        ranges += [(0, size - removed), (removed, size)]
+        removed //= 2
     return [bounds for bounds in dict.fromkeys(ranges) if 0 < bounds[1] - bounds[0] < size]
 
 
@@ -107,8 +107,8 @@ class _Ties:
     ) -> frozenset[tuple[str, int]] | None:
         """Return the names of the ties that share dimensions with a tie of another module."""
         free = {place for tie, length in self.free() if length == size for place in tie}
-        wanted = {self._first(place) for place, name in self.names.items() if name in names}
-        places = [place for place in self._parent if self._first(place) in wanted]
+        roots = {self._first(place) for place, name in self.names.items() if name in names}
+        places = [place for place in self._parent if self._first(place) in roots]
         if not places or not free.issuperset(places):
             return None
         return frozenset(self.names[place] for place in places)
@@ -179,8 +179,8 @@ def _reduce(ties: _Ties, instruction: XlaMessage) -> None:
         return
     operand = ties.operands(instruction)[0]
     rank = len(operand.shape.dimensions)
-    kept = [dimension for dimension in range(rank) if dimension not in instruction.dimensions]
-    for dimension, own in enumerate(kept):
+    dimensions = [dimension for dimension in range(rank) if dimension not in instruction.dimensions]
+    for dimension, own in enumerate(dimensions):
         ties.tie((operand.id, own), (instruction.id, dimension))
 
 
@@ -196,9 +196,9 @@ def _dot(ties: _Ties, instruction: XlaMessage) -> None:
         ties.tie((left.id, left_dimension), (right.id, right_dimension))
         ties.tie((left.id, left_dimension), (instruction.id, results))
         results += 1
-    for operand, taken in ((left, (contracting[0], batch[0])), (right, (contracting[1], batch[1]))):
+    for operand, tied in ((left, (contracting[0], batch[0])), (right, (contracting[1], batch[1]))):
         for dimension in range(len(operand.shape.dimensions)):
-            if all(dimension not in some for some in taken):
+            if all(dimension not in some for some in tied):
                 ties.tie((operand.id, dimension), (instruction.id, results))
                 results += 1
 

@@ -228,10 +228,10 @@ def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candi
         return None
     change = "only the region that goes wrong"
     region = dataclasses.replace(region, variants=candidate.variants, view="jump", change=change)
-    seen = judge.look_first(region)
-    if seen is None:
+    symptom = judge.look_first(region)
+    if symptom is None:
         return None
-    judge.adopt(seen)
+    judge.adopt(symptom)
     return region
 
 
@@ -256,10 +256,10 @@ def _difference(session: Session, frame: ComputationFrame) -> Candidate | None:
     culprit = search.whole(frame, outputs)
     if culprit.kind not in ("instruction", "interaction") or search.innermost is None:
         return None
-    inner, region, known = search.innermost
+    inner, region, known_values = search.innermost
     is_one_program = inner.sides[0].program is inner.sides[1].program
     source = Source(inner.lines[:1] if is_one_program else inner.lines, inner.matching)
-    return source.cut(piece_of(inner, region, [region]), {**inner.arguments, **known})
+    return source.cut(piece_of(inner, region, [region]), {**inner.arguments, **known_values})
 
 
 def _not_finite(session: Session, frame: ComputationFrame) -> Candidate | None:

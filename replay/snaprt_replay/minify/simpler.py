@@ -292,11 +292,11 @@ def instructions(base: Base, grain: int) -> Iterator[Candidate]:
     most = len(computed) // 2
     for size in halves(min(grain or most, most)):
         for start in range(0, len(computed), size):
-            gone = computed[start : start + size]
-            results = [result for result in base.results if result not in gone]
-            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+            removed = computed[start : start + size]
+            results = [result for result in base.results if result not in removed]
+            more = f" and {len(removed) - 1} more" if len(removed) > 1 else ""
             what = f"with the recorded value of {by_id[computed[start]].name}{more}"
-            yield from base.cut(results, gone, "instructions", what, size)
+            yield from base.cut(results, removed, "instructions", what, size)
     sources = ("parameter", "constant")
     for last in base.results:
         if by_id[last].opcode not in sources:

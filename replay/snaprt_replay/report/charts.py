@@ -28,12 +28,12 @@ Attribute = str | float | int
 
 def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
     """Return an element; ``class_`` is the attribute class, ``text_anchor`` is text-anchor."""
-    written = Markup("").join(
+    attribute_text = Markup("").join(
         Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _value(value))
         for name, value in attributes.items()
     )
     inside = Markup("").join(escape(child) for child in children)
-    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inside)
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), attribute_text, inside)
 
 
 def _value(value: Attribute) -> str:

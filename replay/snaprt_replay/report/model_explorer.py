@@ -44,13 +44,13 @@ def write(program: FlatModule, localization: Localization | None, folder: Path) 
         OSError: They cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / GRAPHS]
-    write_whole(written[0], json.dumps(graph_collection(program)).encode())
+    paths = [folder / GRAPHS]
+    write_whole(paths[0], json.dumps(graph_collection(program)).encode())
     if localization is not None:
-        written.append(folder / ERRORS)
+        paths.append(folder / ERRORS)
         data = json.dumps(node_data(program, localization), allow_nan=False)
-        write_whole(written[1], data.encode())
-    return tuple(written)
+        write_whole(paths[1], data.encode())
+    return tuple(paths)
 
 
 def graph_collection(program: FlatModule) -> dict[str, Any]:

@@ -50,14 +50,14 @@ def _around(program: FlatModule, computation: XlaMessage, at_fault: Sequence[int
         steps = [itertools.chain(by_id[node].operand_ids, users.get(node, ())) for node in edge]
         edge = [node for node in dict.fromkeys(itertools.chain(*steps)) if node not in near]
         near += edge
-    kept = near[:_MOST_NODES]
+    shown_nodes = near[:_MOST_NODES]
     # Operands come before the instructions that read them.
-    order = [node for node in by_id if node in kept]
+    order = [node for node in by_id if node in shown_nodes]
     edges = [
         (operand, node)
         for node in order
         for operand in dict.fromkeys(by_id[node].operand_ids)
-        if operand in kept
+        if operand in shown_nodes
     ]
     levels = _levels(order, edges)
     order.sort(key=lambda node: levels[node])
@@ -74,7 +74,7 @@ def _around(program: FlatModule, computation: XlaMessage, at_fault: Sequence[int
         for node in order
     )
     drawn = tuple((number[start], number[stop]) for start, stop in edges)
-    return Neighborhood(nodes, drawn, hidden=len(near) - len(kept))
+    return Neighborhood(nodes, drawn, hidden=len(near) - len(shown_nodes))
 
 
 def _levels(order: Sequence[int], edges: Sequence[tuple[int, int]]) -> Mapping[int, int]:
@@ -99,11 +99,11 @@ def source_excerpts(locations: Sequence[str], root: Path) -> tuple[SourceExcerpt
     excerpts: list[SourceExcerpt] = []
     for location in dict.fromkeys(locations):
         file, line = _file_and_line(location)
-        for number, known in enumerate(excerpts):
-            stop = known.first_line + len(known.lines)
-            if _file_and_line(known.location)[0] == file and known.first_line <= line < stop:
-                marked = tuple(dict.fromkeys((*known.marked, line)))
-                excerpts[number] = dataclasses.replace(known, marked=marked)
+        for number, excerpt in enumerate(excerpts):
+            stop = excerpt.first_line + len(excerpt.lines)
+            if _file_and_line(excerpt.location)[0] == file and excerpt.first_line <= line < stop:
+                marked = tuple(dict.fromkeys((*excerpt.marked, line)))
+                excerpts[number] = dataclasses.replace(excerpt, marked=marked)
                 break
         else:
             lines = _python_lines(file, root.resolve())

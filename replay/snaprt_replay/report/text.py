@@ -137,9 +137,11 @@ def compiled_lines(compiled: Compiled) -> Iterator[str]:
         times = f"{array['count']} x " if array["count"] != 1 else ""
         size, shape = format_size(int(array["bytes"])), shown.name(str(array["shape"]))
         yield f"  {times}{size} {shape}, {shown.name(str(array['opcode']))}{source}"
-    known = compiled.cost
+    figures = compiled.cost
     # XLA reports -1 if it does not know, for example for custom calls.
-    cost = [form.format(known[name]) for name, form in _COST.items() if known.get(name, -1) >= 0]
+    cost = [
+        form.format(figures[name]) for name, form in _COST.items() if figures.get(name, -1) >= 0
+    ]
     yield f"cost: {', '.join(cost) or 'the compiler provides no analysis'}"
     yield f"optimized HLO: {shown.name(compiled.hlo, 400)}"
 
@@ -157,8 +159,8 @@ def _device_lines(by_device: Sequence[Comparison]) -> Iterator[str]:
     for summary, row in itertools.groupby(summaries, key=lambda pair: pair[1]):
         numbers = [number for number, _ in row]
         is_one = len(numbers) == 1
-        who = f"device {numbers[0]}" if is_one else f"devices {numbers[0]}-{numbers[-1]}, each"
-        yield f"{who}: {shown.sentence(summary)}"
+        label = f"device {numbers[0]}" if is_one else f"devices {numbers[0]}-{numbers[-1]}, each"
+        yield f"{label}: {shown.sentence(summary)}"
 
 
 def _worst_outputs(report: Report, comparison: Comparison) -> Iterator[str]:

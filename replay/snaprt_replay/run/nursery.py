@@ -88,17 +88,17 @@ class Nursery:
         """
         if dict(os.environ) != self._environment:
             return None
-        ended, tells = os.pipe()
+        end_reader, end_writer = os.pipe()
         try:
             with self._lock:
-                socket.send_fds(self._requests, [_FORK], [connection, log, tells])
+                socket.send_fds(self._requests, [_FORK], [connection, log, end_writer])
                 _, (pidfd,), _, _ = socket.recv_fds(self._requests, len(_FORK), 1)
         except (OSError, ValueError):  # the nursery is gone
-            os.close(ended)
+            os.close(end_reader)
             return None
         finally:
-            os.close(tells)
-        return ForkedProcess(pidfd, ended)
+            os.close(end_writer)
+        return ForkedProcess(pidfd, end_reader)
 
     def close(self) -> None:
         """End the nursery; the processes that it forked continue."""
@@ -159,27 +159,31 @@ def _tend(requests: socket.socket, serve: Serve) -> None:
                 _, descriptors, _, _ = socket.recv_fds(requests, len(_FORK), 3)
                 if not descriptors:
                     return
-                connection, log, tells = descriptors
+                connection, log, end_writer = descriptors
                 process = os.fork()
                 if not process:
                     for inherited in (selector, requests):
                         inherited.close()
-                    for descriptor in (tells, *children, *(pipe for _, pipe in children.values())):
+                    for descriptor in (
+                        end_writer,
+                        *children,
+                        *(pipe for _, pipe in children.values()),
+                    ):
                         os.close(descriptor)
                     _serve(serve, connection, log)
                 os.close(connection)
                 os.close(log)
                 pidfd = os.pidfd_open(process)
-                children[pidfd] = (process, tells)
+                children[pidfd] = (process, end_writer)
                 selector.register(pidfd, selectors.EVENT_READ)
                 socket.send_fds(requests, [_FORK], [pidfd])
 
 
-def _tell_end(pidfd: int, process: int, tells: int) -> None:
+def _tell_end(pidfd: int, process: int, end_writer: int) -> None:
     _, status = os.waitpid(process, 0)
     with contextlib.suppress(BrokenPipeError):
-        os.write(tells, _STATUS.pack(os.waitstatus_to_exitcode(status)))
-    os.close(tells)
+        os.write(end_writer, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+    os.close(end_writer)
     os.close(pidfd)
 
 

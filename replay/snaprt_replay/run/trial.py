@@ -90,13 +90,13 @@ def try_case(
     running = [start(a, repeat), start(b, repeat), start(reference, 1)]
     center = running[2] if reference == F64 else start(F64, 1)
     samples = start(RANDOM_ROUNDING, _sample_count(case))
-    first, second, wanted = (future.result() for future in running)
-    yardstick, notes = _yardstick(reference, wanted, center.result(), samples.result())
-    count = max(len(outcome.outputs or ()) for outcome in (first, second, wanted))
+    first, second, reference_outcome = (future.result() for future in running)
+    yardstick, notes = _yardstick(reference, reference_outcome, center.result(), samples.result())
+    count = max(len(outcome.outputs or ()) for outcome in (first, second, reference_outcome))
     names = player.output_names(case, count)
     evidence = _evidence(a, first), _evidence(b, second)
     judgement = judge(*evidence, yardstick, names, (*adaptations, *notes))
-    return Trial(case, first, second, wanted, judgement)
+    return Trial(case, first, second, reference_outcome, judgement)
 
 
 def _check_recorded(case: Case, variant: Variant) -> None:
@@ -134,22 +134,22 @@ def _evidence(variant: Variant, outcome: Outcome) -> Evidence:
 
 
 def _yardstick(
-    reference: Variant, wanted: Outcome, center: Outcome, samples: Outcome
+    reference: Variant, reference_outcome: Outcome, center: Outcome, samples: Outcome
 ) -> tuple[Yardstick | None, tuple[str, ...]]:
     """Return the yardstick, or None, and notes: why there is none, or what is special about it."""
-    notes = [*wanted.notes]
+    notes = [*reference_outcome.notes]
     for what, outcome in (
-        (f"the reference ({reference.text})", wanted),
+        (f"the reference ({reference.text})", reference_outcome),
         ("the float64 program", center),
         ("the program with random rounding", samples),
     ):
         if outcome.failure is not None:
             failure = outcome.failure
             return None, (*notes, f"{what} gave no result: {failure}: {failure.message}")
-    assert wanted.outputs is not None
+    assert reference_outcome.outputs is not None
     assert center.outputs is not None
     assert samples.outputs is not None
-    if center.outputs is not wanted.outputs:
+    if center.outputs is not reference_outcome.outputs:
         notes += center.notes
     runs = (samples.outputs, *samples.other_runs)
-    return Yardstick(reference.text, wanted.outputs, center.outputs, runs), tuple(notes)
+    return Yardstick(reference.text, reference_outcome.outputs, center.outputs, runs), tuple(notes)

@@ -68,10 +68,10 @@ def serve(descriptor: int) -> None:
                 return
             runs: list[Outputs] = []
             try:
-                done, runs = perform(job, lambda prepared: jobs.send(connection, prepared))
+                event, runs = perform(job, lambda prepared: jobs.send(connection, prepared))
             except (SnaprtError, MemoryError) as error:
-                done = _failed(error)
-            jobs.send(connection, {**done, "metrics": metrics.to_json()}, runs)
+                event = _failed(error)
+            jobs.send(connection, {**event, "metrics": metrics.to_json()}, runs)
             metrics.clear_all()  # the other process counts them now
 
 
@@ -337,9 +337,9 @@ def _prepared(module: LoadedModule, notes: tuple[str, ...] = ()) -> Prepared:
 
 def _as_taken(inputs: Sequence[Any], module: LoadedModule) -> list[Any]:
     """Return the inputs in the precision that the module takes; XLA does not check them."""
-    taken = [Signature(shape, dtype) for shape, dtype in module.parameters]
+    signatures = [Signature(shape, dtype) for shape, dtype in module.parameters]
     actual, raised = [], []
-    for value, parameter in zip(inputs, taken, strict=False):
+    for value, parameter in zip(inputs, signatures, strict=False):
         if not isinstance(value, np.ndarray):  # parts, which are checked when they are placed
             actual.append(parameter)
             raised.append(value)
@@ -347,10 +347,10 @@ def _as_taken(inputs: Sequence[Any], module: LoadedModule) -> list[Any]:
         is_raised = precision.is_raised(value.dtype, parameter.dtype)
         raised.append(value.astype(parameter.dtype) if is_raised else value)
         actual.append(Signature(value.shape, raised[-1].dtype))
-    if actual != taken or len(inputs) != len(taken):
+    if actual != signatures or len(inputs) != len(signatures):
         raise ExecutionError(
             f"the inputs ({', '.join(map(str, actual))}) do not match the parameters of the "
-            f"module ({', '.join(map(str, taken))})",
+            f"module ({', '.join(map(str, signatures))})",
             hint="the file is damaged, or was assembled by hand",
         )
     return raised

@@ -312,8 +312,8 @@ def run_here(job: ReplayJob) -> Outcome:
         SnaprtError: It cannot be compiled or run.
     """
     prepared: work.WorkEvent = {}
-    done, runs = work.perform(job, prepared.update)
-    return _outcome(runs, None, prepared, done)
+    event, runs = work.perform(job, prepared.update)
+    return _outcome(runs, None, prepared, event)
 
 
 def _outcome(

@@ -53,7 +53,7 @@ def software(command: str) -> dict[str, Any]:
 
 def _ask(python: str) -> dict[str, Any]:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             # Not as a file: modules beside it would be found in the place of others.
             [python, "-c", Path(probe.__file__).read_text(encoding="utf-8")],
             # Not the program's, with which more would be written. Let others have a GPU's memory.
@@ -68,10 +68,10 @@ def _ask(python: str) -> dict[str, Any]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": f"cannot query {python}: {error}"}
     try:
-        answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+        answer: dict[str, Any] = json.loads(process.stdout.strip().rpartition("\n")[2])
     except ValueError:
-        last = done.stderr.strip().rpartition("\n")[2]
-        return {"error": f"{python} ended with status {done.returncode}: {last}"}
+        last = process.stderr.strip().rpartition("\n")[2]
+        return {"error": f"{python} ended with status {process.returncode}: {last}"}
     return answer
 
 
@@ -107,7 +107,7 @@ def _gpus() -> list[str]:
     if tool is None:
         return []
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [tool, *_GPU_QUERY],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -117,4 +117,4 @@ def _gpus() -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"cannot run nvidia-smi: {error}"]
-    return (done.stdout or done.stderr).strip().splitlines()
+    return (process.stdout or process.stderr).strip().splitlines()

@@ -208,24 +208,24 @@ def _blocked_signals() -> Iterator[set[Any]]:
 
 def _wait(process: subprocess.Popen[bytes], streams: Sequence[_Stream]) -> bool:
     """Wait for the program, and return whether it was asked to end."""
-    asked = 0
+    interrupts = 0
     while process.poll() is None:
         number, has_it = _next_signal()
         if number == signal.SIGWINCH:
             for stream in streams:
                 stream.resize()
         elif number in _PASSED_ON:  # and not SIGCHLD, or nothing
-            asked += 1
-            if asked >= _LAST_INTERRUPT:
+            interrupts += 1
+            if interrupts >= _LAST_INTERRUPT:
                 process.kill()
             elif not has_it:
                 process.send_signal(number)
-            if asked == 1:
+            if interrupts == 1:
                 output.log.print(
                     "snaprt: writing the bundle when the program ends; press Ctrl-C a third "
                     "time to kill it"
                 )
-    return asked > 0
+    return interrupts > 0
 
 
 def _next_signal() -> tuple[int, bool]:

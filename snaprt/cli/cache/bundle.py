@@ -89,18 +89,18 @@ def import_(file: Path, cache: Cache, as_json: bool) -> None:
     added = 0
     with progress.showing("reading entries") as line:
         bundle = read_bundle(file, key)
-        there = {blob.key for blob in bundle.blobs if cache.header(blob.key) is not None}
+        stored = {blob.key for blob in bundle.blobs if cache.header(blob.key) is not None}
         for digest, content in bundled_blobs(bundle):
-            if digest in there:
+            if digest in stored:
                 continue
             if not cache.adopt(digest, content):
                 raise CacheError(
-                    f"only {added} of {len(bundle.blobs) - len(there)} new entries could be stored "
-                    f"in {cache.path}",
+                    f"only {added} of {len(bundle.blobs) - len(stored)} new entries could be "
+                    f"stored in {cache.path}",
                     hint="See the warning above. You can repeat the import.",
                 )
             added += 1
-            line.done(added, len(bundle.blobs) - len(there))
+            line.done(added, len(bundle.blobs) - len(stored))
     cache.close()
     if as_json:
         content_ = {
@@ -108,7 +108,7 @@ def import_(file: Path, cache: Cache, as_json: bool) -> None:
             "path": cache.path,
             "entries": [blob.key for blob in bundle.blobs],
             "imported": added,
-            "already_there": len(there),
+            "already_there": len(stored),
             "signed": bundle.signed,
             "signature_checked": key is not None,
         }
@@ -116,7 +116,7 @@ def import_(file: Path, cache: Cache, as_json: bool) -> None:
         return
     checked = "signature checked" if key is not None else "signature not checked: no key is set"
     output.log.print(
-        f"Imported {counted(added, 'entry', 'entries')} into {cache.path}; {len(there):,} "
+        f"Imported {counted(added, 'entry', 'entries')} into {cache.path}; {len(stored):,} "
         f"already existed ({checked})."
     )
 

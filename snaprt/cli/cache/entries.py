@@ -92,27 +92,27 @@ def ls(
       snaprt cache ls --sort saved --limit 10
       snaprt cache ls --name 'train*' --since 3d
     """
-    there = cache.entries()
-    chosen = [
+    entries = cache.entries()
+    matching = [
         row
-        for row in there
+        for row in entries
         if _matches(row.name, name)
         and (platform is None or row.platform == platform.lower())
         and (row.kind == kind if kind else row.kind not in NO_PROGRAMS)
         and (since is None or max(row.created, row.last_used) >= since)
     ]
-    rows = sorted(chosen, key=_ORDERS[sort], reverse=reverse)[:limit]
+    rows = sorted(matching, key=_ORDERS[sort], reverse=reverse)[:limit]
     if as_json:
-        content = {"entries": rows, "matching": len(chosen), "all": len(there)}
+        content = {"entries": rows, "matching": len(matching), "all": len(entries)}
         output.emit_json("snaprt.cache.ls", content)
         return
     is_pinned = any(row.pinned for row in rows)
     columns = _LIST_COLUMNS if is_pinned else _LIST_COLUMNS[:-1]
     output.console.print(FittedTable.of(rows, columns))
-    others = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
-    beside = f"; {others:,} not shown (--kind note, --kind list)" if others else ""
-    of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
-    output.log.print(f"{len(rows):,}{of_all} {'entry' if len(there) == 1 else 'entries'}{beside}")
+    hidden = sum(row.kind in NO_PROGRAMS for row in entries) if kind is None else 0
+    beside = f"; {hidden:,} not shown (--kind note, --kind list)" if hidden else ""
+    of_all = f" of {len(entries):,}" if len(rows) < len(entries) else ""
+    output.log.print(f"{len(rows):,}{of_all} {'entry' if len(entries) == 1 else 'entries'}{beside}")
     if not cache.path.exists():
         output.log.print(f"The directory {cache.path} does not exist yet.")
 
@@ -120,8 +120,8 @@ def ls(
 def _matches(text: str, pattern: str | None) -> bool:
     if pattern is None:
         return True
-    wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
-    return fnmatch.fnmatchcase(text.lower(), wanted.lower())
+    glob = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+    return fnmatch.fnmatchcase(text.lower(), glob.lower())
 
 
 @cache_command("show")

@@ -107,8 +107,8 @@ def _days(events: Mapping[str, Mapping[str, float]], count: int) -> list[dict[st
 
 
 def _print_numbers(numbers: CacheStats, programs: int) -> None:
-    asked = numbers.hits + numbers.misses
-    share = f" ({numbers.hits / asked:.0%})" if asked else ""
+    requests = numbers.hits + numbers.misses
+    share = f" ({numbers.hits / requests:.0%})" if requests else ""
     remote = f", {numbers.remote_hits:,} from the remote cache" if numbers.remote_hits else ""
     ratio = numbers.payload_bytes / max(numbers.stored_bytes, 1)
     packed = f" (compressed {ratio:.1f} times)" if ratio > 1.05 else ""

@@ -83,15 +83,15 @@ def gc(context: click.Context, cache: Cache, max_size: int | None, as_json: bool
     if max_size is None and cache.max_bytes is None:
         raise click.UsageError("SNAPRT_CACHE_MAX_SIZE sets no limit: give --max-size", context)
     with progress.showing("removing entries"):
-        gone = cache.gc(max_size)
-    freed = sum(row.stored_bytes for row in gone)
+        entries = cache.gc(max_size)
+    freed = sum(row.stored_bytes for row in entries)
     if as_json:
-        content = {"path": cache.path, "removed": gone, "freed_bytes": freed}
+        content = {"path": cache.path, "removed": entries, "freed_bytes": freed}
         output.emit_json("snaprt.cache.gc", content)
         return
-    if gone:
-        output.console.print(FittedTable.of(gone, _GONE_COLUMNS))
-    removed = counted(len(gone), "entry", "entries")
+    if entries:
+        output.console.print(FittedTable.of(entries, _GONE_COLUMNS))
+    removed = counted(len(entries), "entry", "entries")
     output.log.print(f"Removed {removed} and freed {format_size(freed)}.")
 
 

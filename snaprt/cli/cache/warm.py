@@ -82,9 +82,9 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
             hint="collect runs the program as `snaprt run --lazy` does, so the program must run "
             "JAX operations lazily.",
         )
-    written = collection.programs - sum(collection.left_out.values())
+    programs = collection.programs - sum(collection.left_out.values())
     output.log.print(
-        f"Collected {counted(written, 'program')} into {out}, {collection.written} of them new. "
+        f"Collected {counted(programs, 'program')} into {out}, {collection.written} of them new. "
         "None was run: every result was zero."
     )
     if status:
@@ -169,7 +169,7 @@ def warm(
     with progress.showing(f"compiling {counted(len(jobs), 'program')} for {target}"):
         results = _compile_all(jobs, target, processes)
     failed = [result for result in results if result.error]
-    there = sum(result.was_there for result in results)
+    present = sum(result.was_there for result in results)
     if as_json:
         rows = [
             {
@@ -184,8 +184,8 @@ def warm(
         output.emit_json("snaprt.cache.warm", {"target": target, "programs": rows})
     else:
         output.log.print(
-            f"{counted(len(results) - there - len(failed), 'program')} compiled for {target}, "
-            f"{there} already in the cache, {len(failed)} failed."
+            f"{counted(len(results) - present - len(failed), 'program')} compiled for {target}, "
+            f"{present} already in the cache, {len(failed)} failed."
         )
     if failed:
         context.exit(output.EXIT_FAILURE)
@@ -293,29 +293,29 @@ def _compile_all(jobs: Iterable[_Job], target: str, processes: int) -> list[_Res
         finally:
             idle.put(worker)
 
-    done: list[_Result] = []
+    results: list[_Result] = []
     started = time.monotonic()
     pool = concurrent.futures.ThreadPoolExecutor(len(workers))
     try:
         for future in concurrent.futures.as_completed(
             [pool.submit(answer, job) for job in ordered]
         ):
-            done.append(future.result())
-            left = _seconds_left(ordered, done, time.monotonic() - started)
-            _report(f"[{len(done)}/{len(ordered)}]", done[-1], left)
+            results.append(future.result())
+            remaining = _seconds_left(ordered, results, time.monotonic() - started)
+            _report(f"[{len(results)}/{len(ordered)}]", results[-1], remaining)
         list(pool.map(_Worker.stop, workers))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
-    return done
+    return results
 
 
-def _seconds_left(jobs: Sequence[_Job], done: Sequence[_Result], taken: float) -> float:
+def _seconds_left(jobs: Sequence[_Job], results: Sequence[_Result], elapsed: float) -> float:
     """Return an estimate by the bytes of the modules; 0 where nothing is known, or left."""
-    compiled = sum(r.job.size for r in done if not r.was_there and not r.error)
-    left = sum(job.size for job in jobs) - sum(r.job.size for r in done)
-    return taken * left / compiled if compiled else 0.0
+    compiled = sum(r.job.size for r in results if not r.was_there and not r.error)
+    remaining = sum(job.size for job in jobs) - sum(r.job.size for r in results)
+    return elapsed * remaining / compiled if compiled else 0.0
 
 
 class _Worker:

@@ -35,8 +35,8 @@ def main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            done = _warm(Path(job["file"]), job["target"])
-            answer = {"key": done.key, "was_there": done.was_there, "seconds": done.seconds}
+            result = _warm(Path(job["file"]), job["target"])
+            answer = {"key": result.key, "was_there": result.was_there, "seconds": result.seconds}
         except (SnaprtError, CacheError) as error:
             answer = {"error": error.message, "hint": error.hint}
         except Exception as error:  # of JAX's or XLA's: the next job may go better

@@ -136,30 +136,30 @@ class Neighbors:
         best = nearest(key, name, [(row, self._keys[row.key], row.name) for row in newest])
         if not best:
             return Explained(key, name, NEW_PROGRAM, None, ())
-        mine = self._profile(key.digest)
-        alike = functools.partial(self._likeness, mine)
+        missed = self._profile(key.digest)
+        alike = functools.partial(self._likeness, missed)
         neighbor = max(best[:_COMPARED], key=alike) if len(best) > 1 else best[0]
         differences = tuple(explain(self._keys[neighbor.key], key))
         words = reason(differences)
         if any(difference.part == MODULE for difference in differences):
-            words = self._about_modules(words, mine, neighbor, same_name=neighbor.name == name)
+            words = self._about_modules(words, missed, neighbor, same_name=neighbor.name == name)
         return Explained(key, name, words, neighbor, differences)
 
-    def _likeness(self, mine: Profile, row: EntryRow) -> tuple[float, float]:
-        return likeness(self._profile(row.key), mine)
+    def _likeness(self, missed: Profile, row: EntryRow) -> tuple[float, float]:
+        return likeness(self._profile(row.key), missed)
 
     def _about_modules(
-        self, words: str, mine: Profile, neighbor: EntryRow, *, same_name: bool
+        self, words: str, missed: Profile, neighbor: EntryRow, *, same_name: bool
     ) -> str:
         """Return the reason where the modules differ, whatever else does."""
         other = self._profile(neighbor.key)
-        if not (mine.kinds and other.kinds):
+        if not (missed.kinds and other.kinds):
             return words if same_name else NEW_PROGRAM
-        if likeness(other, mine)[0] < _LEAST_LIKENESS:
+        if likeness(other, missed)[0] < _LEAST_LIKENESS:
             return NEW_PROGRAM
         if words != OTHER_MODULE:
             return words
-        return CHANGED_SHAPE if other.kinds == mine.kinds else CHANGED_CODE
+        return CHANGED_SHAPE if other.kinds == missed.kinds else CHANGED_CODE
 
 
 def _module(key: Key) -> str:
@@ -265,10 +265,12 @@ def why(
             "reason": explained.reason,
             "nearest": nearby,
         }
-        asked = f", requested by {miss.script}, process {miss.process}" if miss is not None else ""
+        request = (
+            f", requested by {miss.script}, process {miss.process}" if miss is not None else ""
+        )
         pairs = [
             ("miss" if miss else "entry", f"{key.digest[:SHORT_KEY]}, {_ago(moment)}"),
-            ("program", f"{explained.name}{asked}"),
+            ("program", f"{explained.name}{request}"),
             ("reason", explained.reason),
         ]
         if nearby is not None:

@@ -86,8 +86,8 @@ def _demonstrate(
         output.console.print(f"replayed on {replayed.played.device}: {comparison.summary}")
         output.console.print()
         output.console.print("A plain JAX program goes wrong. Record it, unchanged:")
-    for started in finding:
-        commands.show(started)
+    for future in finding:
+        commands.show(future)
     nan_snapshot = _recorded(folders.nan_dump)
     if as_json:
         output.emit_json(
@@ -176,19 +176,19 @@ def _train(cache: Path, dump: Path) -> dict[str, Any]:
         "SNAPRT_CACHE_DIR": str(cache),
         "SNAPRT_DUMP_DIR": str(dump),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "snaprt.cli.demo.training"],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
+    if process.returncode != 0:
         raise ExecutionError(
-            f"the training process ended with status {done.returncode}",
+            f"the training process ended with status {process.returncode}",
             hint="its error message is above; `snaprt doctor` checks the installation",
         )
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return report
 
 
@@ -260,14 +260,14 @@ class _Commands:
         printed, _ = self._running.communicate()
         return _Ran(shlex.join(["snaprt", *words]), printed or "", self._running.returncode)
 
-    def show(self, started: Future[_Ran]) -> None:
+    def show(self, future: Future[_Ran]) -> None:
         """Wait for a command, and print it with its output.
 
         Raises:
             ExecutionError: It failed.
         """
         with progress.showing("running"):
-            ran = started.result()
+            ran = future.result()
         if self._is_shown:
             output.console.print(Text(f"\n$ {ran.words}", "bold"))
             output.console.print(Text(ran.printed.rstrip("\n")), soft_wrap=True)

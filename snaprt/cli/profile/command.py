@@ -147,34 +147,34 @@ def _shortened(text: str | None) -> str:
 
 
 _PROGRAMS: Final[Columns[ProgramTime]] = (
-    (Column("time", right=True), lambda one: format_duration(one.seconds)),
-    (Column("share", right=True), lambda one: _percent(one.share)),
-    (Column("runs", right=True), lambda one: str(one.executions)),
+    (Column("time", right=True), lambda row: format_duration(row.seconds)),
+    (Column("share", right=True), lambda row: _percent(row.share)),
+    (Column("runs", right=True), lambda row: str(row.executions)),
     (
         Column("mean", right=True, rank=2),
-        lambda one: format_duration(one.seconds / one.executions),
+        lambda row: format_duration(row.seconds / row.executions),
     ),
-    (Column("graph", rank=1), lambda one: one.graph_id or _NOTHING),
-    (Column("module"), lambda one: shown.lines(one.module)),
+    (Column("graph", rank=1), lambda row: row.graph_id or _NOTHING),
+    (Column("module"), lambda row: shown.lines(row.module)),
 )
 _OPERATIONS: Final[Columns[OperationTime]] = (
-    (Column("time", right=True), lambda one: format_duration(one.seconds)),
-    (Column("share", right=True), lambda one: _percent(one.share)),
-    (Column("times", right=True, rank=1), lambda one: str(one.times)),
-    (Column("operation"), lambda one: shown.lines(one.operation)),
-    (Column("opcode", rank=4), lambda one: one.opcode or _NOTHING),
-    (Column("graph", rank=3), lambda one: one.graph_id or _NOTHING),
-    (Column("module", rank=5), lambda one: shown.lines(one.module)),
+    (Column("time", right=True), lambda row: format_duration(row.seconds)),
+    (Column("share", right=True), lambda row: _percent(row.share)),
+    (Column("times", right=True, rank=1), lambda row: str(row.times)),
+    (Column("operation"), lambda row: shown.lines(row.operation)),
+    (Column("opcode", rank=4), lambda row: row.opcode or _NOTHING),
+    (Column("graph", rank=3), lambda row: row.graph_id or _NOTHING),
+    (Column("module", rank=5), lambda row: shown.lines(row.module)),
     (Column("source", rank=2), _source),
 )
 _GAPS: Final[Columns[Gap]] = (
-    (Column("time", right=True), lambda one: format_duration(one.seconds)),
-    (Column("at", right=True), lambda one: format_duration(one.start)),
-    (Column("the host did"), lambda one: _shortened(one.host)),
-    (Column("share", right=True), lambda one: _percent(one.share)),
+    (Column("time", right=True), lambda row: format_duration(row.seconds)),
+    (Column("at", right=True), lambda row: format_duration(row.start)),
+    (Column("the host did"), lambda row: _shortened(row.host)),
+    (Column("share", right=True), lambda row: _percent(row.share)),
 )
 _SPANS: Final[Columns[SpanTime]] = (
-    (Column("time", right=True), lambda one: format_duration(one.seconds)),
-    (Column("times", right=True), lambda one: str(one.times)),
-    (Column("span"), lambda one: one.span),
+    (Column("time", right=True), lambda row: format_duration(row.seconds)),
+    (Column("times", right=True), lambda row: str(row.times)),
+    (Column("span"), lambda row: row.span),
 )

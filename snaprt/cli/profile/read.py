@@ -89,10 +89,10 @@ def read_profile(file: Path) -> HostProfile:
     Raises:
         UsageError: The file cannot be read, or is none.
     """
-    found = HostProfile(file, file.name.removesuffix(PROFILE_SUFFIX))
+    profile = HostProfile(file, file.name.removesuffix(PROFILE_SUFFIX))
     try:
         content = file.read_bytes()
-        found.modules.update(_modules(memoryview(content), file))
+        profile.modules.update(_modules(memoryview(content), file))
         planes = list(jax.profiler.ProfileData.from_serialized_xspace(content).planes)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
@@ -104,10 +104,10 @@ def read_profile(file: Path) -> HostProfile:
         for line in plane.lines:
             number += 1
             for event in _events(line, number):
-                _sort(found, event, plane.name, line.name if is_of_device else None)
-    for events in (found.operations, found.executions, found.host_events):
+                _sort(profile, event, plane.name, line.name if is_of_device else None)
+    for events in (profile.operations, profile.executions, profile.host_events):
         events.sort(key=lambda event: (event.start, -event.end))
-    return found
+    return profile
 
 
 def _events(line: Any, number: int) -> Iterator[ProfileEvent]:
@@ -118,17 +118,17 @@ def _events(line: Any, number: int) -> Iterator[ProfileEvent]:
         yield ProfileEvent(name, event.start_ns, event.end_ns, number, dict(event.stats))
 
 
-def _sort(found: HostProfile, event: ProfileEvent, plane: str, device_line: str | None) -> None:
+def _sort(profile: HostProfile, event: ProfileEvent, plane: str, device_line: str | None) -> None:
     """Add an event where it belongs; `device_line` is None for those of the host."""
     if device_line == "XLA Modules":
-        found.executions.append(event)
+        profile.executions.append(event)
     elif "hlo_op" in event.values or device_line == "XLA Ops":
         values = {"device": plane, **event.values} if device_line is not None else event.values
-        found.operations.append(
+        profile.operations.append(
             ProfileEvent(event.name, event.start, event.end, event.line, values)
         )
     elif device_line is None and "run_id" not in event.values:
-        found.host_events.append(event)
+        profile.host_events.append(event)
 
 
 def _modules(space: memoryview, file: Path) -> Iterator[tuple[str, XlaMessage]]:

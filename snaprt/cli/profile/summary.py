@@ -116,7 +116,7 @@ def summarize(profile: HostProfile) -> Summary:
     began = min((event.start for event in events), default=0.0)
     ended = max((event.end for event in events), default=0.0)
     busy = _union(profile.operations)
-    gaps = [(one[1], other[0]) for one, other in itertools.pairwise(busy)]
+    gaps = [(before[1], after[0]) for before, after in itertools.pairwise(busy)]
     graphs = _graphs(profile.host_events, {operation.program for operation in operations})
     by_device: dict[str, list[ProfileEvent]] = defaultdict(list)
     for event in profile.operations:
@@ -127,7 +127,7 @@ def summarize(profile: HostProfile) -> Summary:
         seconds=(ended - began) / _NANOSECONDS,
         busy=_length(busy),
         idle=_length(gaps),
-        devices={device: _length(_union(those)) for device, those in sorted(by_device.items())},
+        devices={device: _length(_union(events)) for device, events in sorted(by_device.items())},
         programs=tuple(_programs(profile, operations, graphs, _length(busy))),
         operations=tuple(_operation_times(profile, operations, graphs)),
         gaps=tuple(_gaps(gaps, profile.host_events, began)),
@@ -199,19 +199,19 @@ def _graphs(events: Iterable[ProfileEvent], programs: Iterable[str]) -> dict[str
     The names of modules of lazy graphs have it. Those of jitted functions do not: spans tell it of
     the name, if only one program has that.
     """
-    told: dict[str, set[str]] = defaultdict(set)
+    ids_by_name: dict[str, set[str]] = defaultdict(set)
     for event in events:
         graph, name = event.values.get("graph"), event.values.get("program")
         if event.name == f"{_SPAN}execute" and graph and name:
-            told[_plain(f"jit_{name}")].add(str(graph))
+            ids_by_name[_plain(f"jit_{name}")].add(str(graph))
     modules = {program: _module_of(program) for program in programs}
     programs_of = Counter(modules.values())
-    found: dict[str, str | None] = {}
+    graph_ids: dict[str, str | None] = {}
     for program, module in modules.items():
         named = _GRAPH_IN_NAME.match(module)
-        ids = told[_plain(module)] if programs_of[module] == 1 else set()
-        found[program] = named[1] if named else min(ids) if len(ids) == 1 else None
-    return found
+        ids = ids_by_name[_plain(module)] if programs_of[module] == 1 else set()
+        graph_ids[program] = named[1] if named else min(ids) if len(ids) == 1 else None
+    return graph_ids
 
 
 def _plain(name: str) -> str:
@@ -225,13 +225,13 @@ def _programs(
     busy: float,
 ) -> list[ProgramTime]:
     by_program: dict[str, list[ProfileEvent]] = defaultdict(list)
-    for one in operations:
-        by_program[one.program].append(one.event)
+    for operation in operations:
+        by_program[operation.program].append(operation.event)
     executed = Counter(event.name for event in profile.executions)
-    found = []
+    rows = []
     for program, events in by_program.items():
         seconds = _length(_union(events))
-        found.append(
+        rows.append(
             ProgramTime(
                 module=_module_of(program),
                 graph_id=graphs[program],
@@ -240,7 +240,7 @@ def _programs(
                 share=_share(seconds, busy),
             )
         )
-    return sorted(found, key=lambda one: -one.seconds)
+    return sorted(rows, key=lambda row: -row.seconds)
 
 
 def _executions(events: Iterable[ProfileEvent]) -> int:
@@ -259,30 +259,30 @@ def _operation_times(
     times: Counter[tuple[str, str]] = Counter()
     nanoseconds: dict[tuple[str, str], float] = defaultdict(float)
     sources: dict[tuple[str, str], str] = {}
-    for one in operations:
-        key = one.program, str(one.event.values.get("hlo_op", one.event.name))
+    for operation in operations:
+        key = operation.program, str(operation.event.values.get("hlo_op", operation.event.name))
         times[key] += 1
-        nanoseconds[key] += one.alone
-        if "source" in one.event.values:
-            sources[key] = str(one.event.values["source"])
-    known = {program: _instructions(profile, program) for program in programs}
-    all_of_them = sum(nanoseconds.values())
-    found = []
-    for (program, name), taken in nanoseconds.items():
-        opcode, source = known[program].get(name, (None, None))
-        found.append(
+        nanoseconds[key] += operation.alone
+        if "source" in operation.event.values:
+            sources[key] = str(operation.event.values["source"])
+    instructions = {program: _instructions(profile, program) for program in programs}
+    total = sum(nanoseconds.values())
+    rows = []
+    for (program, name), duration in nanoseconds.items():
+        opcode, source = instructions[program].get(name, (None, None))
+        rows.append(
             OperationTime(
                 operation=name,
                 opcode=opcode,
                 module=_module_of(program),
                 graph_id=graphs[program],
                 times=times[program, name],
-                seconds=taken / _NANOSECONDS,
-                share=_share(taken, all_of_them),
+                seconds=duration / _NANOSECONDS,
+                share=_share(duration, total),
                 source=source or sources.get((program, name)),
             )
         )
-    return sorted(found, key=lambda one: -one.seconds)
+    return sorted(rows, key=lambda row: -row.seconds)
 
 
 def _instructions(profile: HostProfile, program: str) -> dict[str, tuple[str, str | None]]:
@@ -308,7 +308,7 @@ def _gaps(
     events = _of_dispatching_thread(host_events)
     pieces = _pieces(events)
     starts = [piece[0] for piece in pieces]
-    found = []
+    rows = []
     for start, end in gaps:
         doing: dict[str | None, float] = defaultdict(float)
         at = max(bisect.bisect_right(starts, start) - 1, 0)
@@ -318,7 +318,7 @@ def _gaps(
             at += 1
         doing[None] = end - start - sum(doing.values())
         host = max(doing, key=lambda name: doing[name])
-        found.append(
+        rows.append(
             Gap(
                 start=(start - began) / _NANOSECONDS,
                 seconds=(end - start) / _NANOSECONDS,
@@ -326,19 +326,19 @@ def _gaps(
                 share=_share(doing[host], end - start),
             )
         )
-    return sorted(found, key=lambda gap: -gap.seconds)
+    return sorted(rows, key=lambda gap: -gap.seconds)
 
 
 def _of_dispatching_thread(events: Sequence[ProfileEvent]) -> list[ProfileEvent]:
     """Return the events of the thread that started most programs."""
-    started = Counter(
+    counts = Counter(
         event.line
         for event in events
         if event.name.startswith(("PjitFunction(", f"{_SPAN}execute"))
     )
-    if not started:
+    if not counts:
         return []
-    line = max(started, key=lambda line: started[line])
+    line = max(counts, key=lambda line: counts[line])
     return [event for event in events if event.line == line]
 
 
@@ -363,7 +363,9 @@ def _pieces(events: Sequence[ProfileEvent]) -> list[tuple[float, float, str]]:
 
     for event in events:
         until(event.start)
-        within = next((one.name for one, _ in reversed(around) if one.name.startswith(_SPAN)), "")
+        within = next(
+            (outer.name for outer, _ in reversed(around) if outer.name.startswith(_SPAN)), ""
+        )
         is_named = within and not event.name.startswith(_SPAN)
         around.append((event, f"{within} > {event.name}" if is_named else event.name))
     until(float("inf"))
@@ -376,18 +378,19 @@ def _spans(events: Sequence[ProfileEvent]) -> list[SpanTime]:
     nanoseconds: dict[str, float] = defaultdict(float)
     for event, alone in zip(ours, _times_alone(ours), strict=True):
         nanoseconds[event.name] += alone
-    found = [
-        SpanTime(name, times[name], taken / _NANOSECONDS) for name, taken in nanoseconds.items()
+    rows = [
+        SpanTime(name, times[name], duration / _NANOSECONDS)
+        for name, duration in nanoseconds.items()
     ]
-    return sorted(found, key=lambda one: -one.seconds)
+    return sorted(rows, key=lambda row: -row.seconds)
 
 
 def _steps(events: Iterable[ProfileEvent]) -> list[StepTime]:
-    taken: dict[str, list[float]] = defaultdict(list)
+    durations: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if "step_num" in event.values and not event.name.startswith(_SPAN):
-            taken[event.name].append((event.end - event.start) / _NANOSECONDS)
+            durations[event.name].append((event.end - event.start) / _NANOSECONDS)
     return [
-        StepTime(name, len(times), sum(times) / len(times), min(times), max(times))
-        for name, times in taken.items()
+        StepTime(name, len(seconds), sum(seconds) / len(seconds), min(seconds), max(seconds))
+        for name, seconds in durations.items()
     ]

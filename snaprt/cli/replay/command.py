@@ -327,14 +327,14 @@ def _replayed(
     request: ReplayRequest,
     processes: int | None,
     address: str | None,
-    tells: bool,
+    shows_progress: bool,
 ) -> Iterator[tuple[int, Report]]:
     """Yield reports as they are made; if ``tells``, say on stderr how far it is."""
     if address is not None:
         reports = batch.replay_on_cluster(files, request, address)
     else:
         reports = batch.replay_files(files, request, processes or 1)
-    if not tells:
+    if not shows_progress:
         yield from reports
         return
     with progress.showing("replaying") as line:

@@ -93,8 +93,8 @@ def verbose_option(function: _AnyFunction) -> _AnyFunction:
 
 def asked_for() -> Mapping[str, Path]:
     """Return the files that the options of the running command ask for, by format."""
-    asked: Mapping[str, Path] = click.get_current_context().meta.get(_ASKED_FOR, {})
-    return asked
+    files: Mapping[str, Path] = click.get_current_context().meta.get(_ASKED_FOR, {})
+    return files
 
 
 def write_files(reports: Sequence[Report]) -> None:
@@ -173,9 +173,9 @@ def show_comparison(comparison: Comparison) -> None:
     lists_identical = click.get_current_context().meta.get(_IS_VERBOSE, False)
     rows: list[OutputComparison] = []
     identical: list[OutputComparison] = []
-    for each in comparison.outputs:
-        is_summed_up = tables.needs_no_row(each) and not lists_identical
-        (identical if is_summed_up else rows).append(each)
+    for array in comparison.outputs:
+        is_summed_up = tables.needs_no_row(array) and not lists_identical
+        (identical if is_summed_up else rows).append(array)
     console = output.console
     if rows:
         console.print(tables.comparison_table(rows))

@@ -94,16 +94,16 @@ def command(
     state = state or file.with_name(file.name + _STATE_SUFFIX)
     request = LocalizeRequest(suspect, reference, find, budget, timeout, state)
     with progress.showing("localizing"):
-        found = localize(
+        localization = localize(
             case, request, other, tell=lambda line: output.log.print(shown.lines(line))
         )
     if formats.asked_for():
-        formats.write_files([gather.of_localization(case, found, Path())])
+        formats.write_files([gather.of_localization(case, localization, Path())])
     if as_json:
-        output.print_json(to_json(found))
+        output.print_json(to_json(localization))
     else:
-        for line in text.localization_lines(found):
+        for line in text.localization_lines(localization):
             output.console.print(line)
         output.console.print()
-        output.console.print(formats.verdict(headline_of(found)))
-    context.exit(output.EXIT_OK if found.kind == "nothing" else output.EXIT_MISMATCH)
+        output.console.print(formats.verdict(headline_of(localization)))
+    context.exit(output.EXIT_OK if localization.kind == "nothing" else output.EXIT_MISMATCH)

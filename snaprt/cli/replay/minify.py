@@ -152,7 +152,7 @@ def command(
         timeout=timeout,
     )
     with progress.showing("minifying"):
-        found = minify(
+        minified = minify(
             case,
             request,
             folder or file.with_name(file.name + _SUFFIX),
@@ -160,21 +160,21 @@ def command(
             tell=lambda line: output.log.print(shown.lines(line)),
         )
     if as_json:
-        output.emit_json("snaprt.minify", _to_json(file, found))
+        output.emit_json("snaprt.minify", _to_json(file, minified))
     else:
-        _show(case, name, found)
-    context.exit(output.EXIT_OK if found is None else output.EXIT_MISMATCH)
+        _show(case, name, minified)
+    context.exit(output.EXIT_OK if minified is None else output.EXIT_MISMATCH)
 
 
-def _to_json(file: Path, found: Minified | None) -> dict[str, Any]:
-    if found is None:
+def _to_json(file: Path, minified: Minified | None) -> dict[str, Any]:
+    if minified is None:
         return {"file": file, "fails": False}
-    shrunk = found.shrunk
+    shrunk = minified.shrunk
     return {
         "file": file,
         "fails": True,
-        "check": found.check,
-        "folder": found.folder,
+        "check": minified.check,
+        "folder": minified.folder,
         "failure_before": shrunk.first,
         "failure": shrunk.symptom,
         "instructions_before": shrunk.original.instructions,
@@ -183,23 +183,23 @@ def _to_json(file: Path, found: Minified | None) -> dict[str, Any]:
         "programs_looked_at": shrunk.asked,
         "seconds": shrunk.seconds,
         "finished": shrunk.finished,
-        "confirmed": found.confirmed,
-        "script_fails": found.script_fails,
+        "confirmed": minified.confirmed,
+        "script_fails": minified.script_fails,
         "neighbor": None if shrunk.neighbor is None else shrunk.neighbor.change,
-        "notes": found.notes,
+        "notes": minified.notes,
     }
 
 
-def _show(case: Case, check: CheckName, found: Minified | None) -> None:
+def _show(case: Case, check: CheckName, minified: Minified | None) -> None:
     console = output.console
-    if found is None:
+    if minified is None:
         for note in on_one_device(case)[1]:
             console.print(f"note: {shown.lines(note)}")
         none = f": {case.path} does not show {check}"
         console.print(Text.assemble(("NO FAILURE", "green"), none))
         return
-    shrunk = found.shrunk
-    for note in found.notes:
+    shrunk = minified.shrunk
+    for note in minified.notes:
         console.print(f"note: {shown.lines(note)}")
     if shrunk.first.what != shrunk.symptom.what:
         console.print(f"the whole program: {shown.lines(str(shrunk.first))}")
@@ -207,18 +207,20 @@ def _show(case: Case, check: CheckName, found: Minified | None) -> None:
         console.print(f"passes with: {shown.lines(shrunk.neighbor.change)}")
     if not shrunk.finished:
         console.print("the budget ran out: a longer run may find a smaller program")
-    if not found.confirmed:
+    if not minified.confirmed:
         console.print(
             "the failure did NOT recur in new processes: it is intermittent; see --repeat and "
             "--needed"
         )
-    if found.script_fails is not None:
-        console.print(f"repro.py {'fails as expected' if found.script_fails else 'does not fail'}")
+    if minified.script_fails is not None:
+        console.print(
+            f"repro.py {'fails as expected' if minified.script_fails else 'does not fail'}"
+        )
     console.print(
         f"{shrunk.asked} programs checked in {format_duration(shrunk.seconds)}; results are in "
-        f"{found.folder}"
+        f"{minified.folder}"
     )
     console.print()
     before, now = shrunk.original.instructions, shrunk.candidate.instructions
-    told = f": {now} of {before} instructions fail: {shown.lines(str(shrunk.symptom))}"
-    console.print(Text.assemble(("MINIFIED", "bold red"), told))
+    conclusion = f": {now} of {before} instructions fail: {shown.lines(str(shrunk.symptom))}"
+    console.print(Text.assemble(("MINIFIED", "bold red"), conclusion))

@@ -110,7 +110,7 @@ def command(
     if is_hang(file):
         _report_hang(file, as_json=as_json)
         context.exit(output.EXIT_MISMATCH)
-    found = None if localized is None else findings.from_json(_read_json(localized))
+    localization = None if localized is None else findings.from_json(_read_json(localized))
     if _is_json(file):
         if explorer is not None:
             raise UsageError(
@@ -118,15 +118,15 @@ def command(
                 hint="pass the original FILE, with --localized FOUND.json",
             )
         reports = saved.read(_read_json(file), str(file))
-        if found is not None:
+        if localization is not None:
             if len(reports) != 1:
                 raise UsageError(
                     f"{file} has results for {len(reports)} files, but --localized is for one"
                 )
-            reports = (dataclasses.replace(reports[0], localization=found),)
+            reports = (dataclasses.replace(reports[0], localization=localization),)
     else:
         with progress.showing("replaying"):
-            reports = (_find(file, device, localizes, budget, sources, found, explorer),)
+            reports = (_find(file, device, localizes, budget, sources, localization, explorer),)
     formats.write_files(reports)
     if save is not None:
         formats.save(reports, save)
@@ -143,10 +143,10 @@ def _find(
     localizes: bool | None,
     budget: float,
     sources: Path,
-    found: Localization | None,
+    localization: Localization | None,
     explorer: Path | None,
 ) -> Report:
-    """Replay a file, look for where it starts unless that was ``found``, and report both."""
+    """Replay a file, look for where it starts unless ``localization`` has it, and report both."""
     # Here, because a saved result is shown without JAX.
     from snaprt_replay import gather
     from snaprt_replay.run.rerun import replay
@@ -165,14 +165,14 @@ def _find(
     report = gather.of_replay(replayed, words)
     case, comparison = replayed.case, replayed.comparison
     if localizes is None:
-        has_nan = comparison and any(one.specials.nan_both for one in comparison.outputs)
+        has_nan = comparison and any(array.specials.nan_both for array in comparison.outputs)
         localizes = replayed.mismatch or bool(has_nan)
-    if found is None and localizes and case.inputs is not None:
-        found = _localize(case, device, budget)
-    if found is not None:
-        report = gather.with_localization(report, case, found, sources, words)
+    if localization is None and localizes and case.inputs is not None:
+        localization = _localize(case, device, budget)
+    if localization is not None:
+        report = gather.with_localization(report, case, localization, sources, words)
     if explorer is not None:
-        _write_explorer(case, found, explorer)
+        _write_explorer(case, localization, explorer)
     return report
 
 
@@ -190,13 +190,13 @@ def _localize(case: Case, device: str | None, budget: float) -> Localization | N
         return None
 
 
-def _write_explorer(case: Case, found: Localization | None, folder: Path) -> None:
+def _write_explorer(case: Case, localization: Localization | None, folder: Path) -> None:
     from snaprt_replay.localize.pipeline import read_program
     from snaprt_replay.report import model_explorer
 
     with writing(f"write into {folder}", elsewhere="name another folder"):
-        written = model_explorer.write(read_program(case), found, folder)
-    for path in written:
+        paths = model_explorer.write(read_program(case), localization, folder)
+    for path in paths:
         output.log.print(f"wrote {shown.lines(str(path))}")
 
 
@@ -285,8 +285,8 @@ def _show_conclusion(conclusion: Conclusion, folder: Path) -> None:
     output.console.print(FittedTable(_HANG_COLUMNS, rows))
     output.console.print()
     for missing in conclusion.missing:
-        seen = missing.last_seen or "it left no state either"
-        _print_plain(f"rank {missing.rank} wrote nothing: {seen}")
+        last_seen = missing.last_seen or "it left no state either"
+        _print_plain(f"rank {missing.rank} wrote nothing: {last_seen}")
     for note in sorted({row.note for row in conclusion.rows if row.note}):
         _print_plain(note)
     _print_plain(f"the stacks of all threads are in {folder}/rank-*.json")

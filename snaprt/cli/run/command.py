@@ -585,14 +585,14 @@ def _of_program(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None:
         entries.append(traceback)
         traceback = traceback.tb_next
-    kept: list[TracebackType] = []
+    remaining: list[TracebackType] = []
     for is_machinery, group in itertools.groupby(entries, lambda e: _is_machinery(_filename(e))):
         frames = list(group)
         if not is_machinery or not any(_filename(entry) in _OURS for entry in frames):
-            kept += frames
-    for entry, following in itertools.zip_longest(kept, kept[1:]):
+            remaining += frames
+    for entry, following in itertools.zip_longest(remaining, remaining[1:]):
         entry.tb_next = following
-    return kept[0] if kept else None
+    return remaining[0] if remaining else None
 
 
 def _is_machinery(name: str) -> bool:

@@ -97,9 +97,9 @@ def command(
 command.params[-1:-1] = _OF_RUN
 
 
-def _words(given: Sequence[tuple[click.Parameter, Sequence[str]]], rank: int) -> Iterator[str]:
+def _words(options: Sequence[tuple[click.Parameter, Sequence[str]]], rank: int) -> Iterator[str]:
     """Yield the options of ``snaprt run`` for one rank."""
-    for option, words in given:
+    for option, words in options:
         if option.name == "explain_json":
             yield f"{'='.join(words)}.{rank}"
         else:

@@ -37,44 +37,45 @@ def command(context: click.Context, first: Path, second: Path, as_json: bool) ->
       snaprt diff monday/step.inputs.snap tuesday/step.inputs.snap
     """
     with progress.showing("comparing"):
-        found = find_differences(first, second)
+        differences = find_differences(first, second)
     if as_json:
         output.emit_json(
-            "snaprt.diff", {"first": first, "second": second, "differ": found.any, **vars(found)}
+            "snaprt.diff",
+            {"first": first, "second": second, "differ": differences.any, **vars(differences)},
         )
     else:
-        _show(found)
-    context.exit(output.EXIT_MISMATCH if found.any else output.EXIT_OK)
+        _show(differences)
+    context.exit(output.EXIT_MISMATCH if differences.any else output.EXIT_OK)
 
 
-def _show(found: Differences) -> None:
-    if found.facts:
+def _show(differences: Differences) -> None:
+    if differences.facts:
         columns = (Column("differs"), Column("A"), Column("B"))
         rows = [
             [shown.sentence(text) or "-" for text in (fact.what, fact.first, fact.second)]
-            for fact in found.facts
+            for fact in differences.facts
         ]
         output.console.print(FittedTable(columns, rows))
         output.console.print()
-    for array in found.arrays:
+    for array in differences.arrays:
         output.console.print(shown.lines(_array_line(array)))
-    output.console.print(f"{found.same_arrays} arrays are identical")
-    if found.instructions:
+    output.console.print(f"{differences.same_arrays} arrays are identical")
+    if differences.instructions:
         output.console.print()
-    for line in found.instructions:
+    for line in differences.instructions:
         text = shown.lines(line)
         output.console.print(Text(text, style=_STYLES.get(text[:1], "")))
-    for note in found.notes:
+    for note in differences.notes:
         output.console.print(f"note: {shown.lines(note)}")
-    if not found.any:
+    if not differences.any:
         output.console.print("no differences")
 
 
-def _array_line(one: ArrayDifference) -> str:
-    start = f"{one.role} {one.name}"
-    if one.reason or one.comparison is None:
-        return f"{start}: {one.reason}"
-    values = one.comparison
+def _array_line(array: ArrayDifference) -> str:
+    start = f"{array.role} {array.name}"
+    if array.reason or array.comparison is None:
+        return f"{start}: {array.reason}"
+    values = array.comparison
     kind = tables.type_text(values.dtype, values.shape)
     return (
         f"{start} {kind}: {values.differing} of {values.elements} elements differ, by at most "

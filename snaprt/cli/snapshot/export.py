@@ -48,8 +48,8 @@ def command(file: Path, to: str, out: Path, replace: bool, as_json: bool) -> Non
     with progress.showing("converting"):
         case = export(file, to, out, replace=replace)
     if as_json:
-        told = {"path": file, "to": to, "output": out, "notes": case.notes}
-        output.emit_json("snaprt.export", told)
+        content = {"path": file, "to": to, "output": out, "notes": case.notes}
+        output.emit_json("snaprt.export", content)
         return
     for note in case.notes:
         output.log.print(f"note: {note}")

@@ -51,35 +51,39 @@ def command(
       snaprt inspect step.inputs.snap --array arg0 --save arg0.npy
       snaprt inspect module_0000.jit_step.snapshot.0.pb --hlo
     """
-    asked = [name for name, given in (("--hlo", hlo), ("--stablehlo", stablehlo)) if given]
-    asked += ["--array"] if array_name is not None else []
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} cannot be combined", hint="use one at a time")
+    options = [name for name, is_given in (("--hlo", hlo), ("--stablehlo", stablehlo)) if is_given]
+    options += ["--array"] if array_name is not None else []
+    if len(options) > 1:
+        raise UsageError(f"{' and '.join(options)} cannot be combined", hint="use one at a time")
     if save is not None and array_name is None:
         raise UsageError("--save needs --array", hint="--array NAME --save FILE.npy")
-    found = contents.read(file)
+    file_contents = contents.read(file)
     if hlo or stablehlo:
-        _print_text(found, "hlo" if hlo else "stablehlo", as_json)
+        _print_text(file_contents, "hlo" if hlo else "stablehlo", as_json)
     elif array_name is not None:
-        _print_array(found, found.array(array_name), save, as_json)
+        _print_array(file_contents, file_contents.array(array_name), save, as_json)
     else:
-        _print_summary(found, as_json)
+        _print_summary(file_contents, as_json)
 
 
-def _print_text(found: FileContents, form: Literal["hlo", "stablehlo"], as_json: bool) -> None:
-    text = found.module_text(form)
+def _print_text(
+    file_contents: FileContents, form: Literal["hlo", "stablehlo"], as_json: bool
+) -> None:
+    text = file_contents.module_text(form)
     if as_json:
-        output.emit_json("snaprt.inspect", {"path": found.path, form: text})
+        output.emit_json("snaprt.inspect", {"path": file_contents.path, form: text})
     else:
         click.echo(shown.lines(text))
 
 
-def _print_array(found: FileContents, array: NamedArray, save: Path | None, as_json: bool) -> None:
+def _print_array(
+    file_contents: FileContents, array: NamedArray, save: Path | None, as_json: bool
+) -> None:
     if save is not None:
         _save(save, array)
     statistics = describe(array)
     if as_json:
-        output.emit_json("snaprt.inspect", {"path": found.path, "array": statistics})
+        output.emit_json("snaprt.inspect", {"path": file_contents.path, "array": statistics})
         return
     output.console.print(tables.statistics_table([statistics]))
     output.console.print()
@@ -92,32 +96,34 @@ def _save(path: Path, array: NamedArray) -> None:
     print(f"saved {array.name} to {path}", file=sys.stderr)
 
 
-def _print_summary(found: FileContents, as_json: bool) -> None:
-    statistics = [(role, describe(array)) for role, array in found.arrays()]
+def _print_summary(file_contents: FileContents, as_json: bool) -> None:
+    statistics = [(role, describe(array)) for role, array in file_contents.arrays()]
     if as_json:
         data: dict[str, Any] = {
-            "path": found.path,
-            "format": found.format,
-            "module": found.name,
-            "facts": found.facts,
-            "parameters": [str(parameter) for parameter in found.parameters],
-            "notes": found.notes,
-            "arrays": [{"role": role, **vars(one)} for role, one in statistics],
+            "path": file_contents.path,
+            "format": file_contents.format,
+            "module": file_contents.name,
+            "facts": file_contents.facts,
+            "parameters": [str(parameter) for parameter in file_contents.parameters],
+            "notes": file_contents.notes,
+            "arrays": [{"role": role, **vars(row)} for role, row in statistics],
         }
         output.emit_json("snaprt.inspect", data)
         return
-    output.console.print(f"{found.path}: {found.format}, module {shown.name(found.name)}")
-    width = max((len(label) for label in found.facts), default=0)
-    for label, value in found.facts.items():
-        told = shown.lines(value).replace("\n", "\n    ")
-        output.console.print(f"  {label:<{width}}  {told}")
-    for note in found.notes:
+    output.console.print(
+        f"{file_contents.path}: {file_contents.format}, module {shown.name(file_contents.name)}"
+    )
+    width = max((len(label) for label in file_contents.facts), default=0)
+    for label, value in file_contents.facts.items():
+        text = shown.lines(value).replace("\n", "\n    ")
+        output.console.print(f"  {label:<{width}}  {text}")
+    for note in file_contents.notes:
         output.console.print(f"note: {shown.lines(note)}")
     for role in ("inputs", "outputs"):
-        chosen = [one for its_role, one in statistics if its_role == role]
+        chosen = [row for its_role, row in statistics if its_role == role]
         if chosen:
             output.console.print(f"\n{role}: {len(chosen)}")
             output.console.print(tables.statistics_table(chosen))
     if not statistics:
-        taken = ", ".join(map(str, found.parameters)) or "none"
-        output.console.print(f"\nno arrays; parameters of the module: {taken}")
+        parameters = ", ".join(map(str, file_contents.parameters)) or "none"
+        output.console.print(f"\nno arrays; parameters of the module: {parameters}")

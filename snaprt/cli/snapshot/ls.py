@@ -147,8 +147,8 @@ def command(
     store = prune.stored_arrays(place) if place.is_dir() else []
     store_bytes = sum(path.stat().st_size for path in store)
     if as_json:
-        told = {"rows": rows, "damaged": damaged, "stored_arrays": len(store)}
-        output.emit_json("snaprt.ls", {"path": place, **told, "bytes": store_bytes})
+        content = {"rows": rows, "damaged": damaged, "stored_arrays": len(store)}
+        output.emit_json("snaprt.ls", {"path": place, **content, "bytes": store_bytes})
     else:
         _show(rows, len(store), store_bytes)
     _exit(context, damaged)

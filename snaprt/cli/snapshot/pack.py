@@ -120,12 +120,12 @@ def prune_command(directory: Path, age: float, dry_run: bool, as_json: bool) -> 
       snaprt prune dump --dry-run
     """
     with progress.showing("looking for arrays that nothing uses"):
-        found = orphans(directory, age) if dry_run else prune(directory, age)
+        unused_arrays = orphans(directory, age) if dry_run else prune(directory, age)
     if as_json:
-        output.emit_json("snaprt.prune", {"removed": not dry_run, "arrays": found})
+        output.emit_json("snaprt.prune", {"removed": not dry_run, "arrays": unused_arrays})
         return
-    for orphan in found:
+    for orphan in unused_arrays:
         click.echo(orphan.path)
     word = "would be removed" if dry_run else "removed"
-    total = format_size(sum(orphan.bytes for orphan in found))
-    output.log.print(f"{len(found)} stored arrays, {total}: {word}")
+    total = format_size(sum(orphan.bytes for orphan in unused_arrays))
+    output.log.print(f"{len(unused_arrays)} stored arrays, {total}: {word}")

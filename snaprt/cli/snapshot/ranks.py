@@ -105,18 +105,18 @@ def rows_of_ranks(place: Path, executions: Iterable[ToldExecution]) -> list[Rank
     with_inputs = {key for (key, _), roles in devices.items() if "inputs" in roles}
     rows = []
     for rank in sorted(set(states).union(*expected.values())):
-        said = _said_missing(place, rank)
+        reasons = _said_missing(place, rank)
         missing = [
-            MissingExecution(names[key], *key, why=said.get(key, ""))
+            MissingExecution(names[key], *key, why=reasons.get(key, ""))
             for key in sorted(names)
-            if rank not in present[key] and (rank in expected[key] or key in said)
+            if rank not in present[key] and (rank in expected[key] or key in reasons)
         ]
         missing += [
             MissingExecution(names[key], *key, why=f"no inputs of device {device}")
             for key in sorted(with_inputs)
             for device in sorted(_without_inputs(devices.get((key, rank), {})))
         ]
-        recorded = sum(rank in each for each in present.values())
+        recorded = sum(rank in ranks for ranks in present.values())
         state = states.get(rank)
         status = "" if state is None else _status(state)
         rows.append(RankRow(rank, state, status, recorded, tuple(missing)))
@@ -130,18 +130,18 @@ def _without_inputs(devices: Mapping[schema.Role, set[int]]) -> set[int]:
 
 def _said_missing(place: Path, rank: int) -> Mapping[tuple[str, int], str]:
     """Return why a rank could not record what others asked it for."""
-    found: dict[tuple[str, int], str] = {}
+    reasons: dict[tuple[str, int], str] = {}
     try:
         lines = missing_file(place, rank).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return found
+        return reasons
     for line in lines:
         try:
-            told = json.loads(line)
-            found[str(told["graph_id"]), int(told["execution"])] = str(told["why"])
+            entry = json.loads(line)
+            reasons[str(entry["graph_id"]), int(entry["execution"])] = str(entry["why"])
         except (ValueError, KeyError, TypeError):
             continue  # the end of a process that was killed as it wrote
-    return found
+    return reasons
 
 
 def show(rows: list[RankRow]) -> None:
@@ -154,9 +154,9 @@ def show(rows: list[RankRow]) -> None:
 
 def _cells(row: RankRow) -> list[str]:
     state = row.state
-    seen = "-"
+    last_seen = "-"
     if state is not None:
-        seen = f"{format_duration(max(0.0, time.time() - state.time))} ago"
+        last_seen = f"{format_duration(max(0.0, time.time() - state.time))} ago"
     program = shown.lines(state.program) if state is not None and state.program else "-"
     return [
         str(row.rank),
@@ -164,7 +164,7 @@ def _cells(row: RankRow) -> list[str]:
         str(state.step) if state is not None else "-",
         program,
         str(state.execution) if program != "-" and state is not None else "-",
-        seen,
+        last_seen,
         shown.lines(shown.cut(row.status, _MOST_SIGNS)) or "-",
         str(row.recorded),
         _missing_text(row.missing),
@@ -192,9 +192,9 @@ def _status(state: RankState) -> str:
 
 def _missing_text(missing: tuple[MissingExecution, ...]) -> str:
     texts = [
-        f"{shown.lines(each.graph)} {each.execution}"
-        + (f" ({shown.lines(each.why)})" if each.why else "")
-        for each in missing[:_MOST_SHOWN]
+        f"{shown.lines(execution.graph)} {execution.execution}"
+        + (f" ({shown.lines(execution.why)})" if execution.why else "")
+        for execution in missing[:_MOST_SHOWN]
     ]
     if len(missing) > _MOST_SHOWN:
         texts.append(f"and {len(missing) - _MOST_SHOWN} more")

@@ -36,13 +36,13 @@ def with_matmul_precision(module: XlaMessage, precision: str) -> XlaMessage:
         module: An HloModuleProto; it is not changed.
         precision: One of `variants.PRECISIONS`.
     """
-    asked = copy_of(module)
-    for computation in asked.computations:
+    copied = copy_of(module)
+    for computation in copied.computations:
         for instruction in computation.instructions:
             if instruction.opcode in _MULTIPLIED and not _asked(instruction):
-                wanted = PRECISIONS.index(precision)
-                instruction.precision_config.operand_precision[:] = [wanted, wanted]
-    return asked
+                level = PRECISIONS.index(precision)
+                instruction.precision_config.operand_precision[:] = [level, level]
+    return copied
 
 
 def with_tpu_precision(module: XlaMessage, precision: str) -> XlaMessage:
@@ -55,12 +55,12 @@ def with_tpu_precision(module: XlaMessage, precision: str) -> XlaMessage:
     emulated = with_matmul_precision(module, precision)
     editor = Editor(emulated)
     for computation in emulated.computations:
-        by_id = {one.id: one for one in computation.instructions}
+        by_id = {instruction.id: instruction for instruction in computation.instructions}
 
         def replace(
             instruction: XlaMessage, by_id: Mapping[int, XlaMessage] = by_id
         ) -> Sequence[XlaMessage]:
-            operands = [by_id[one] for one in instruction.operand_ids]
+            operands = [by_id[operand] for operand in instruction.operand_ids]
             wide = [operand for operand in operands if operand.shape.element_type == _F32]
             if instruction.opcode not in _MULTIPLIED or len(wide) < 2:
                 return [instruction]
@@ -79,32 +79,34 @@ def _in_passes(
     editor: Editor, instruction: XlaMessage, operands: Sequence[XlaMessage]
 ) -> Sequence[XlaMessage]:
     passes = _PASSES[PRECISIONS[_asked(instruction)]]
-    made: list[XlaMessage] = []
-    depth = 1 + max(one for pair in passes for one in pair)
-    left, right = (_parts(editor, operand, depth, instruction, made) for operand in operands)
+    instructions: list[XlaMessage] = []
+    depth = 1 + max(part for pair in passes for part in pair)
+    left, right = (
+        _parts(editor, operand, depth, instruction, instructions) for operand in operands
+    )
     total: XlaMessage | None = None
-    for one, other in passes:
-        product = editor.twin(instruction, [left[one], right[other]])
-        made.append(product)
+    for first, second in passes:
+        product = editor.twin(instruction, [left[first], right[second]])
+        instructions.append(product)
         if total is not None:
-            if (one, other) == (0, 0):
-                total = _finite_or_zero(editor, total, instruction, made)
+            if (first, second) == (0, 0):
+                total = _finite_or_zero(editor, total, instruction, instructions)
             product = editor.new("add", product.shape, [total, product], like=instruction)
-            made.append(product)
+            instructions.append(product)
         total = product
     # The last one stands for the operation: what reads its result knows it by its id.
-    made[-1].id, made[-1].name = instruction.id, instruction.name
-    return made
+    instructions[-1].id, instructions[-1].name = instruction.id, instruction.name
+    return instructions
 
 
 def _finite_or_zero(
-    editor: Editor, value: XlaMessage, like: XlaMessage, made: list[XlaMessage]
+    editor: Editor, value: XlaMessage, like: XlaMessage, instructions: list[XlaMessage]
 ) -> XlaMessage:
-    """Append to ``made`` what drops the small products of an infinity, which has no rest."""
+    """Append what drops the small products of an infinity, which has no rest."""
 
     def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        made.append(editor.new(opcode, shape, operands, like=like))
-        return made[-1]
+        instructions.append(editor.new(opcode, shape, operands, like=like))
+        return instructions[-1]
 
     flags = copy_of(value.shape)
     flags.element_type = _PRED
@@ -115,21 +117,21 @@ def _finite_or_zero(
 
 
 def _parts(
-    editor: Editor, value: XlaMessage, depth: int, like: XlaMessage, made: list[XlaMessage]
+    editor: Editor, value: XlaMessage, depth: int, like: XlaMessage, instructions: list[XlaMessage]
 ) -> list[XlaMessage]:
-    """Append to ``made`` what splits a value into ``depth`` bfloat16 parts; return the parts."""
+    """Append what splits a value into ``depth`` bfloat16 parts; return the parts."""
 
     def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        made.append(editor.new(opcode, shape, operands, like=like))
-        return made[-1]
+        instructions.append(editor.new(opcode, shape, operands, like=like))
+        return instructions[-1]
 
     parts = []
-    rest = value
+    remainder = value
     for number in range(depth):
         # Not two conversions, which XLA takes to be superfluous.
-        part = new("reduce-precision", value.shape, rest)
+        part = new("reduce-precision", value.shape, remainder)
         part.exponent_bits, part.mantissa_bits = 8, 7
         parts.append(part)
         if number + 1 < depth:
-            rest = new("subtract", value.shape, rest, part)
+            remainder = new("subtract", value.shape, remainder, part)
     return parts

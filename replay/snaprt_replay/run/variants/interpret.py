@@ -50,11 +50,11 @@ def make_readable(module: XlaMessage) -> Readable:
     editor = hlo_module.Editor(readable)
     entry = hlo_module.entry_computation(readable)
     root = hlo_module.root_instruction(entry)
-    made: list[XlaMessage] = []
+    instructions: list[XlaMessage] = []
 
     def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        made.append(editor.new(opcode, shape, operands, like=root))
-        return made[-1]
+        instructions.append(editor.new(opcode, shape, operands, like=root))
+        return instructions[-1]
 
     results: list[XlaMessage] = [root]
     if root.shape.element_type == TUPLE:
@@ -62,7 +62,7 @@ def make_readable(module: XlaMessage) -> Readable:
         for index, shape in enumerate(root.shape.tuple_shapes):
             results.append(new("get-tuple-element", shape, root))
             results[-1].tuple_index = index
-    dtypes = tuple(dtype_of(one.shape) for one in results)
+    dtypes = tuple(dtype_of(value.shape) for value in results)
     parts: list[XlaMessage] = []
     for value, dtype in zip(results, dtypes, strict=True):
         dimensions = tuple(value.shape.dimensions)
@@ -73,9 +73,9 @@ def make_readable(module: XlaMessage) -> Readable:
             parts.append(new("convert", array_shape(_ordinary(dtype), dimensions), value))
         else:
             parts.append(value)
-    shape = ShapeProto(element_type=TUPLE, tuple_shapes=[one.shape for one in parts])
+    shape = ShapeProto(element_type=TUPLE, tuple_shapes=[part.shape for part in parts])
     result = new("tuple", shape, *parts)
-    entry.instructions.extend(made)
+    entry.instructions.extend(instructions)
     entry.root_id = result.id
     entry.program_shape.result.CopyFrom(shape)
     readable.host_program_shape.result.CopyFrom(shape)

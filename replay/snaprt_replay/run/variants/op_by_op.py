@@ -48,7 +48,7 @@ class OpByOp:
     def _evaluate(self, computation: XlaMessage, arguments: Sequence[_Value]) -> _Value:
         values: dict[int, _Value] = {}
         for instruction in computation.instructions:
-            operands = [values[one] for one in instruction.operand_ids]
+            operands = [values[operand] for operand in instruction.operand_ids]
             if instruction.opcode == "parameter":
                 value = arguments[instruction.parameter_number]
             elif instruction.opcode in _FOLLOWED:
@@ -67,10 +67,10 @@ class OpByOp:
             alone = extract(self._module, computation, [piece])
             self._operations[key] = self._compile(alone.module.SerializeToString())
         # The extract takes each value once, in the order in which the computation makes them.
-        given = dict(zip(instruction.operand_ids, operands, strict=True))
+        values = dict(zip(instruction.operand_ids, operands, strict=True))
         positions = self._positions(computation)
-        ordered = [given[one] for one in sorted(given, key=positions.__getitem__)]
-        outputs = self._operations[key]([leaf for one in ordered for leaf in _leaves(one)])
+        ordered = [values[operand] for operand in sorted(values, key=positions.__getitem__)]
+        outputs = self._operations[key]([leaf for value in ordered for leaf in _leaves(value)])
         return _assemble(instruction.shape, iter(outputs))
 
     def _key(self, computation: XlaMessage, instruction: XlaMessage) -> bytes:
@@ -79,7 +79,7 @@ class OpByOp:
         for field in ("id", "name", "metadata", "operand_ids", "control_predecessor_ids"):
             bare.ClearField(field)
         positions = self._positions(computation)
-        places = [positions[one] for one in instruction.operand_ids]
+        places = [positions[operand] for operand in instruction.operand_ids]
         order = sorted(set(places))
         shapes = [computation.instructions[place].shape.SerializeToString() for place in order]
         ranks = bytes(str([order.index(place) for place in places]), "ascii")
@@ -89,7 +89,7 @@ class OpByOp:
         """Return where each instruction of a computation stands in it, by id."""
         if computation.id not in self._known_positions:
             self._known_positions[computation.id] = {
-                one.id: index for index, one in enumerate(computation.instructions)
+                instruction.id: index for index, instruction in enumerate(computation.instructions)
             }
         return self._known_positions[computation.id]
 
@@ -100,7 +100,9 @@ class OpByOp:
         return self._evaluate(self._computations[called], operands)
 
     def _while(self, instruction: XlaMessage, operands: Sequence[_Value]) -> _Value:
-        body, condition = (self._computations[one] for one in instruction.called_computation_ids)
+        body, condition = (
+            self._computations[called] for called in instruction.called_computation_ids
+        )
         (state,) = operands
         while self._evaluate(condition, [state]).item():
             state = self._evaluate(body, [state])

@@ -51,9 +51,9 @@ def raised_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.complex128) if floatbits.is_complex(dtype) else dtype
 
 
-def is_raised(dtype: np.dtype, taken: np.dtype) -> bool:
-    """Return whether ``taken`` is not ``dtype`` itself, but what it is raised to."""
-    return dtype != taken and raised_dtype(dtype) == taken
+def is_raised(dtype: np.dtype, other: np.dtype) -> bool:
+    """Return whether ``other`` is not ``dtype`` itself, but what it is raised to."""
+    return dtype != other and raised_dtype(dtype) == other
 
 
 def raise_to_f64(module: XlaMessage) -> Raised:
@@ -76,16 +76,18 @@ def raise_to_f64(module: XlaMessage) -> Raised:
     notes: dict[str, None] = {}
     for computation in raised.computations:
         _raise_program_shape(computation.program_shape)
-        shapes = {one.id: copy_of(one.shape) for one in computation.instructions}
-        by_id = {one.id: one for one in computation.instructions}
+        shapes = {
+            instruction.id: copy_of(instruction.shape) for instruction in computation.instructions
+        }
+        by_id = {instruction.id: instruction for instruction in computation.instructions}
 
         def replace(
             instruction: XlaMessage,
             shapes: Mapping[int, XlaMessage] = shapes,
             by_id: Mapping[int, XlaMessage] = by_id,
         ) -> Sequence[XlaMessage]:
-            operands = [by_id[one] for one in instruction.operand_ids]
-            before = [shapes[one] for one in instruction.operand_ids]
+            operands = [by_id[operand] for operand in instruction.operand_ids]
+            before = [shapes[operand] for operand in instruction.operand_ids]
             return _raise_instruction(_Raising(editor, instruction, operands, before, notes))
 
         editor.replace_each(computation, replace)
@@ -120,9 +122,9 @@ class _Raising:
     notes: dict[str, None]  # takes what was not raised
 
 
-def _raise_instruction(one: _Raising) -> Sequence[XlaMessage]:
+def _raise_instruction(raising: _Raising) -> Sequence[XlaMessage]:
     """Return what takes an instruction's place."""
-    instruction, opcode = one.instruction, one.instruction.opcode
+    instruction, opcode = raising.instruction, raising.instruction.opcode
     if opcode in _STATEFUL:
         raise UsageError(
             f"the program cannot be raised to float64: {instruction.name!r} ({opcode}) produces "
@@ -132,9 +134,9 @@ def _raise_instruction(one: _Raising) -> Sequence[XlaMessage]:
     instruction.ClearField("original_value")
     special = _SPECIAL.get(opcode)
     if special is not None:
-        found = special(one)
-        if found is not None:
-            return found
+        replacement = special(raising)
+        if replacement is not None:
+            return replacement
     raise_shape(instruction.shape)
     for shape in instruction.operand_shapes_with_layout:
         raise_shape(shape)
@@ -144,8 +146,8 @@ def _raise_instruction(one: _Raising) -> Sequence[XlaMessage]:
 _Special = Callable[[_Raising], "Sequence[XlaMessage] | None"]
 
 
-def _raise_constant(one: _Raising) -> None:
-    _raise_literal(one.instruction.literal)
+def _raise_constant(raising: _Raising) -> None:
+    _raise_literal(raising.instruction.literal)
 
 
 def _raise_literal(literal: XlaMessage) -> None:
@@ -161,23 +163,23 @@ def _raise_literal(literal: XlaMessage) -> None:
         literal.CopyFrom(array_to_literal(value.astype(raised_dtype(value.dtype))))
 
 
-def _raise_reduce_precision(one: _Raising) -> None:
-    row = ELEMENT_TYPES[one.before[0].element_type]
+def _raise_reduce_precision(raising: _Raising) -> None:
+    row = ELEMENT_TYPES[raising.before[0].element_type]
     assert row.dtype is not None
-    if one.instruction.mantissa_bits < floatbits.mantissa_bits(row.dtype):
+    if raising.instruction.mantissa_bits < floatbits.mantissa_bits(row.dtype):
         return  # the program rounds on purpose
-    one.instruction.opcode = "reshape"
-    one.instruction.ClearField("mantissa_bits")
-    one.instruction.ClearField("exponent_bits")
+    raising.instruction.opcode = "reshape"
+    raising.instruction.ClearField("mantissa_bits")
+    raising.instruction.ClearField("exponent_bits")
 
 
-def _forget_precision(one: _Raising) -> None:
+def _forget_precision(raising: _Raising) -> None:
     # An algorithm such as BF16_BF16_F32 says how to round; float64 has none of them.
-    one.instruction.ClearField("precision_config")
+    raising.instruction.ClearField("precision_config")
 
 
-def _raise_custom_call(one: _Raising) -> Sequence[XlaMessage] | None:
-    instruction, target = one.instruction, one.instruction.custom_call_target
+def _raise_custom_call(raising: _Raising) -> Sequence[XlaMessage] | None:
+    instruction, target = raising.instruction, raising.instruction.custom_call_target
     if target[:8] in _DOUBLE:
         instruction.custom_call_target = _DOUBLE[target[:8]] + target[8:]
         return None
@@ -188,7 +190,7 @@ def _raise_custom_call(one: _Raising) -> Sequence[XlaMessage] | None:
             f"cannot raise the program to float64: the custom call {target!r} has no float64 "
             "form and calls functions of the program",
         )
-    return _keep(one, f"the custom call {target!r}")
+    return _keep(raising, f"the custom call {target!r}")
 
 
 # Custom calls that say something about their operand, whatever its type.
@@ -200,52 +202,52 @@ _ANY_TYPE: Final = (
 )
 
 
-def _keep_bits(one: _Raising) -> Sequence[XlaMessage]:
+def _keep_bits(raising: _Raising) -> Sequence[XlaMessage]:
     """Keep what looks at the bits of a float, or makes one of bits, in its own type."""
-    return _keep(one, "")
+    return _keep(raising, "")
 
 
 def _keep(raising: _Raising, what: str) -> Sequence[XlaMessage]:
     """Return an instruction in its own types, between conversions from and to the raised ones."""
     editor, instruction, notes = raising.editor, raising.instruction, raising.notes
     down = []
-    made: list[XlaMessage] = []
+    instructions: list[XlaMessage] = []
     for operand, shape in zip(raising.operands, raising.before, strict=True):
         if shape.element_type == TUPLE or _same_types(shape):
             down.append(operand)
             continue
-        made.append(editor.new("convert", shape, [operand], like=instruction))
-        down.append(made[-1])
+        instructions.append(editor.new("convert", shape, [operand], like=instruction))
+        down.append(instructions[-1])
     if _same_types(instruction.shape):
-        if made and what:
+        if instructions and what:
             notes[f"{what} was computed in its original precision"] = None
-        instruction.operand_ids[:] = [one.id for one in down]
-        return [*made, instruction]
+        instruction.operand_ids[:] = [operand.id for operand in down]
+        return [*instructions, instruction]
     if what:
         notes[f"{what} was computed in its original precision"] = None
-    kept = editor.twin(instruction, down)
-    made.append(kept)
-    result = _convert_up(editor, kept, made)
+    unraised = editor.twin(instruction, down)
+    instructions.append(unraised)
+    result = _convert_up(editor, unraised, instructions)
     # The last instruction stands for the old one: its users read it by its id and name.
     result.id, result.name = instruction.id, instruction.name
-    return made
+    return instructions
 
 
-def _convert_up(editor: Editor, value: XlaMessage, made: list[XlaMessage]) -> XlaMessage:
-    """Append to ``made`` what converts a value, a tuple too, to raised types; return the result."""
+def _convert_up(editor: Editor, value: XlaMessage, instructions: list[XlaMessage]) -> XlaMessage:
+    """Append what converts a value, a tuple too, to raised types; return the result."""
     shape = copy_of(value.shape)
     raise_shape(shape)
     if shape.element_type != TUPLE:
-        made.append(editor.new("convert", shape, [value], like=value))
-        return made[-1]
+        instructions.append(editor.new("convert", shape, [value], like=value))
+        return instructions[-1]
     parts = []
     for index, part_shape in enumerate(value.shape.tuple_shapes):
         part = editor.new("get-tuple-element", part_shape, [value], like=value)
         part.tuple_index = index
-        made.append(part)
-        parts.append(part if _same_types(part_shape) else _convert_up(editor, part, made))
-    made.append(editor.new("tuple", shape, parts, like=value))
-    return made[-1]
+        instructions.append(part)
+        parts.append(part if _same_types(part_shape) else _convert_up(editor, part, instructions))
+    instructions.append(editor.new("tuple", shape, parts, like=value))
+    return instructions[-1]
 
 
 def _same_types(shape: XlaMessage) -> bool:

@@ -97,16 +97,16 @@ def perturb(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 def _float_types(module: XlaMessage) -> Mapping[int, np.dtype]:
     """Return the real float dtype of each instruction that has one, or the parts of a complex."""
-    found = {}
+    types = {}
     for instruction in hlo_module.instructions(module):
         row = ELEMENT_TYPES.get(instruction.shape.element_type)
         if row is None or row.dtype is None:
             continue
         if floatbits.is_float(row.dtype):
-            found[instruction.id] = row.dtype
+            types[instruction.id] = row.dtype
         elif floatbits.is_complex(row.dtype):
-            found[instruction.id] = np.dtype(f"f{row.dtype.itemsize // 2}")
-    return found
+            types[instruction.id] = np.dtype(f"f{row.dtype.itemsize // 2}")
+    return types
 
 
 def _followed(module: XlaMessage) -> set[int]:
@@ -114,9 +114,9 @@ def _followed(module: XlaMessage) -> set[int]:
     by_id = {computation.id: computation for computation in module.computations}
     return hlo_module.reached(
         [module.entry_computation_id],
-        lambda one: (
+        lambda computation_id: (
             called
-            for instruction in by_id[one].instructions
+            for instruction in by_id[computation_id].instructions
             if instruction.opcode in _FOLLOWED
             for called in instruction.called_computation_ids
         ),
@@ -148,7 +148,7 @@ class _Rounding:
         self._types = types
         self._seed = seed
         self._by_id = {instruction.id: instruction for instruction in computation.instructions}
-        self._made: list[XlaMessage] = []
+        self._instructions: list[XlaMessage] = []
         self._like = computation.instructions[0]
         self._spread: dict[tuple[bytes, bytes], XlaMessage] = {}
 
@@ -156,11 +156,11 @@ class _Rounding:
         pending = [self._seed] if self._seed is not None else []
 
         def replace(instruction: XlaMessage) -> Sequence[XlaMessage]:
-            self._made = [*pending]
+            self._instructions = [*pending]
             pending.clear()
             self._like = instruction
             self._replace(instruction)
-            return self._made
+            return self._instructions
 
         self._editor.replace_each(self._computation, replace)
 
@@ -168,7 +168,7 @@ class _Rounding:
         kind = self._types.get(instruction.id)
         summed = instruction.opcode in _SUMMED
         if kind is None or not (summed or instruction.opcode in _ROUNDED):
-            self._made.append(instruction)
+            self._instructions.append(instruction)
             return
         exact = self._under_another_id(instruction)
         moved, scale = exact, 1.0
@@ -182,16 +182,16 @@ class _Rounding:
             lambda exact, moved: self._rounded_part(exact, moved, kind, scale), exact, moved
         )
         # The last one stands for the operation: what reads its result knows it by its id.
-        self._made[-1].id, self._made[-1].name = instruction.id, instruction.name
+        self._instructions[-1].id, self._instructions[-1].name = instruction.id, instruction.name
 
     def _operands(self, instruction: XlaMessage) -> list[XlaMessage]:
-        return [self._by_id[one] for one in instruction.operand_ids]
+        return [self._by_id[operand] for operand in instruction.operand_ids]
 
     def _under_another_id(
         self, instruction: XlaMessage, operands: Sequence[XlaMessage] | None = None
     ) -> XlaMessage:
-        self._made.append(self._editor.twin(instruction, operands))
-        return self._made[-1]
+        self._instructions.append(self._editor.twin(instruction, operands))
+        return self._instructions[-1]
 
     def _each_part(self, change: Callable[..., XlaMessage], *values: XlaMessage) -> XlaMessage:
         """Make ``change`` of float64 values, or of the two parts of complex ones."""
@@ -235,8 +235,8 @@ class _Rounding:
         high = self._new(
             "shift-right-logical", bits_shape, mixed, self._constant(np.uint64(12), bits_shape)
         )
-        one = self._new("or", bits_shape, high, self._constant(_ONE_BITS, bits_shape))
-        between = self._new("bitcast-convert", shape, one)  # from 1 to 2
+        fraction = self._new("or", bits_shape, high, self._constant(_ONE_BITS, bits_shape))
+        between = self._new("bitcast-convert", shape, fraction)  # from 1 to 2
         amplitude = 2.0 * floatbits.epsilon(kind) * scale * _ulps(kind)
         noise = self._new("multiply", shape, between, self._constant(np.float64(amplitude), shape))
         factor = self._new(
@@ -259,8 +259,8 @@ class _Rounding:
         return self._spread[key]
 
     def _new(self, opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        self._made.append(self._editor.new(opcode, shape, operands, like=self._like))
-        return self._made[-1]
+        self._instructions.append(self._editor.new(opcode, shape, operands, like=self._like))
+        return self._instructions[-1]
 
 
 def _ulps(kind: np.dtype) -> float:
@@ -292,7 +292,7 @@ def _addends(instruction: XlaMessage, operands: Sequence[XlaMessage]) -> float:
     first = operands[0].shape
     if instruction.opcode == "dot":
         contracted = instruction.dot_dimension_numbers.lhs_contracting_dimensions
-        return math.prod(first.dimensions[one] for one in contracted)
+        return math.prod(first.dimensions[dimension] for dimension in contracted)
     if instruction.opcode in ("convolution", "reduce-window", "select-and-scatter"):
         window = math.prod(dimension.size for dimension in instruction.window.dimensions)
         features = max(operands[-1].shape.dimensions, default=1)
