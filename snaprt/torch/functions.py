@@ -6,6 +6,7 @@ its results the gradient that ``backward`` computes from them and from what the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -44,6 +45,11 @@ def apply(cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     Raises:
         UsageError: It is given keywords, or does not return a tensor that it marks as dirty.
     """
+    has_second_style = cls.setup_context is not _Function.setup_context
+    if has_second_style:
+        bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        args, kwargs = bound.args, bound.kwargs
     if kwargs:
         raise UsageError(
             f"{cls.__qualname__}.apply is given keywords, which only a class with setup_context "
@@ -57,7 +63,7 @@ def apply(cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     given = [inner.get(id(argument), argument) for argument in args]
     before = {id(tensor): tensor._elem for tensor in inner.values()}
     with torch.no_grad(), jax.named_scope(cls.__name__):
-        if cls.setup_context is not _Function.setup_context:
+        if has_second_style:
             result = cls.forward(*given)
             cls.setup_context(context, tuple(given), result)
         else:
@@ -83,6 +89,13 @@ def apply(cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
                 argument.copy_(attached[index])
                 attached[index] = argument
     return tuple(attached) if isinstance(result, tuple) else attached[0]
+
+
+def watched(function: Any) -> Any:
+    """Return ``apply`` as its class has it now, for one that was taken before; others as given."""
+    cls: Any = getattr(function, "__self__", None)
+    is_apply = isinstance(cls, type) and issubclass(cls, _Function)
+    return cls.apply if is_apply and function.__name__ == "apply" else function
 
 
 def _is_traced(value: Any) -> bool:

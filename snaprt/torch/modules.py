@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from snaprt.errors import UsageError
-from snaprt.torch import traced
+from snaprt.torch import functions, traced
 from snaprt.torch.operations import kind_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, values_of
@@ -56,6 +56,7 @@ def wrap(target: _F) -> _F:
             f"snaprt.torch.wrap needs a module or a function, not {target!r}",
             hint="wrap an instance: snaprt.torch.wrap(nn.CrossEntropyLoss())",
         )
+    target = functions.watched(target)
     calls = Calls(getattr(target, "__name__", type(target).__name__))
 
     @functools.wraps(target)

@@ -7,6 +7,7 @@ autograd calls do there.
 from __future__ import annotations
 
 import functools
+import types
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +15,13 @@ import torch
 from torch.utils import checkpoint
 
 from snaprt import jaxapi
+from snaprt.errors import UsageError
 from snaprt.torch import functions, lists, operations, optimizers, tensors, traced, versions
 from snaprt.torch.device_names import means_ours
 
 _C: Any = torch._C
 _T: Any = torch.Tensor
+_BACKWARD_CLASS: Final = "_snaprt_backward_cls"
 _libraries: list[torch.library.Library] = []  # what they register is gone with them
 
 
@@ -46,7 +49,7 @@ def set_up() -> None:
 def _register_device() -> None:
     """Register what C++ asks of a device: a guard, and how its tensors are allocated.
 
-    Checked with torch 2.12.1 and 2.13.0.
+    Checked with torch 2.12.1, 2.13.0 and 2.14.1.
     """
 
     class Guard(_C._acc.DeviceGuard):
@@ -61,21 +64,50 @@ def _register_device() -> None:
 
 
 def _watch_functions() -> None:
-    """Let functions that define their gradient do so while they are traced, too."""
-    # Below `Function.apply`, to which users keep references from before.
-    base: Any = torch.autograd.Function.__base__
+    """Let functions that define their gradient do so while they are traced, too.
+
+    Checked with torch 2.12.1, 2.13.0 and 2.14.1.
+    """
+    owner: Any = torch.autograd.Function
+    if isinstance(owner.apply, types.MethodType):
+        owner = owner.__base__  # below `Function.apply`, to which users keep references from before
+    else:  # what they keep is the function of C++ itself
+        _refuse_references_from_before()
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         if not traced.is_tracing():
-            return super(base, cls).apply(*args, **kwargs)
+            return super(owner, cls).apply(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:
             run, _, *inputs = args
             return run(*inputs)  # XLA decides what it keeps in memory
         return functions.apply(cls, args, kwargs)
 
-    base.apply = classmethod(apply)
+    owner.apply = classmethod(apply)
     library: Any = torch.autograd
     library._engine_run_backward = _with_functions(library._engine_run_backward)
+
+
+def _refuse_references_from_before() -> None:
+    """Let `Function.apply` of C++ say that it has no gradient where it is called in a trace.
+
+    It first asks the class for the class of its context.
+    """
+
+    def get(cls: Any) -> Any:
+        if traced.is_tracing():
+            raise UsageError(
+                f"{cls.__qualname__}.apply was taken from the class before snaprt.torch was used, "
+                "and has no gradient in what is wrapped",
+                hint=f"call {cls.__qualname__}.apply where it is used, or call "
+                "snaprt.torch.device() before the line that keeps it",
+            )
+        return vars(cls).get(_BACKWARD_CLASS) or vars(cls)["_backward_cls"]
+
+    def set_(cls: Any, value: Any) -> None:
+        setattr(cls, _BACKWARD_CLASS, value)
+
+    of_functions: Any = type(torch.autograd.Function)
+    of_functions._backward_cls = property(get, set_)
 
 
 def _with_functions(run: Any) -> Any:

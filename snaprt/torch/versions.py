@@ -1,7 +1,7 @@
 """Which torch and torchax are installed, whether they fit, and the one import of torchax.
 
-torchax registers lowerings for overloads that newer releases of PyTorch no longer have. They are
-given inert stand-ins while it is imported.
+torchax registers lowerings for operators and overloads that newer releases of PyTorch no longer
+have. They are given inert stand-ins while it is imported.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ _INSTALL: Final = (
     "(on a machine without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
 )
 
-_OVERLOAD: Final = re.compile(r"\baten\.(\w+)\.(\w+)")
+_OPERATOR: Final = re.compile(r"\baten\.([A-Za-z_]\w*)(?:\.(\w+))?")
 
 
-class _RemovedOverload:
-    """Stands for an overload that this torch does not have, and can therefore never be called."""
+class _Removed:
+    """Stands for an operator or an overload that this torch does not have: nothing calls it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def __getattr__(self, overload: str) -> _Removed:
+        if overload.startswith("__"):
+            raise AttributeError(overload)
+        return _Removed(f"{self._name}.{overload}")
 
     def name(self) -> str:
         """Return the name, as an overload of torch does."""
@@ -91,26 +96,30 @@ def torchax() -> Any:
 
 @contextmanager
 def _stand_ins(torch: Any) -> Iterator[None]:
-    """Give overloads that were removed a stand-in for as long as torchax is imported."""
+    """Give what was removed a stand-in for as long as torchax is imported."""
+    aten = torch.ops.aten
     given = []
     for name, overload in _named_by_torchax():
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is not None and not hasattr(packet, overload):
-            setattr(packet, overload, _RemovedOverload(f"{name}.{overload}"))
+        if not hasattr(aten, name):
+            setattr(aten, name, _Removed(name))
+            given.append((aten, name))
+        elif overload and not hasattr(getattr(aten, name), overload):
+            packet = getattr(aten, name)
+            setattr(packet, overload, _Removed(f"{name}.{overload}"))
             given.append((packet, overload))
     try:
         yield
     finally:
-        for packet, overload in given:
-            delattr(packet, overload)
+        for place, name in given:
+            delattr(place, name)
 
 
 def _named_by_torchax() -> set[tuple[str, str]]:
-    """Return the overloads that torchax's code names, as (operator, overload)."""
+    """Return the operators that torchax's code names, as (operator, overload or nothing)."""
     spec = importlib.util.find_spec("torchax")
     folders = () if spec is None else spec.submodule_search_locations or ()
     files = [file for folder in folders for file in Path(folder).rglob("*.py")]
-    return {pair for file in files for pair in _OVERLOAD.findall(file.read_text("utf-8"))}
+    return {pair for file in files for pair in _OPERATOR.findall(file.read_text("utf-8"))}
 
 
 def _version(name: str) -> str | None:

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 
 import snaprt.torch
 from snaprt.errors import UsageError
+from snaprt.torch import versions
 
 _linalg: Any = torch.linalg
 
@@ -208,3 +209,16 @@ def test_a_tensor_of_one_element_is_read_whatever_its_shape(
 def test_a_tensor_of_several_elements_is_not_read(read: Callable[[Any], Any]) -> None:
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         read(torch.arange(2, device=snaprt.torch.device()))
+
+
+def test_what_a_torch_lacks_has_stand_ins_while_torchax_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = {("add", "Tensor"), ("add", "lost"), ("lost", "default"), ("lost", "")}
+    monkeypatch.setattr(versions, "_named_by_torchax", lambda: named)
+    with versions._stand_ins(torch):
+        assert torch.ops.aten.lost.default.name() == "aten::lost.default"
+        assert "not in this torch" in repr(torch.ops.aten.add.lost)
+    assert not hasattr(torch.ops.aten, "lost")
+    assert not hasattr(torch.ops.aten.add, "lost")
+    assert hasattr(torch.ops.aten.add, "Tensor")
