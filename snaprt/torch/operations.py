@@ -7,6 +7,7 @@ its C++ calls comes here, too.
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -65,8 +66,17 @@ _ASKING: Final[tuple[Any, ...]] = (
 _INITS: Final = [
     value for name, value in vars(init).items() if name.endswith("_") and callable(value)
 ]
+# They give the tensors to a process group.
+_COLLECTIVES: Final = [
+    value for value in vars(torch.distributed).values() if type(value) is types.FunctionType
+]
 _PLAIN: Final = frozenset(
-    [*_ASKING, *_INITS, *[getattr(_T, name) for name in _PLAIN_NAMES if hasattr(_T, name)]]
+    [
+        *_ASKING,
+        *_INITS,
+        *_COLLECTIVES,
+        *[getattr(_T, name) for name in _PLAIN_NAMES if hasattr(_T, name)],
+    ]
 )
 _SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
 

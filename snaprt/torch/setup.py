@@ -47,7 +47,7 @@ def set_up() -> None:
 
 
 def _register_device() -> None:
-    """Register what C++ asks of a device: a guard, and how its tensors are allocated.
+    """Register what C++ asks of a device: a guard, hooks, and how its tensors are allocated.
 
     Checked with torch 2.12.1, 2.13.0 and 2.14.1.
     """
@@ -56,7 +56,18 @@ def _register_device() -> None:
         def type_(self) -> Any:
             return _C._autograd.DeviceType.PrivateUse1
 
+    class Hooks(_C._acc.PrivateUse1Hooks):
+        def is_available(self) -> bool:
+            return False  # as an accelerator of C++, for barriers and modules of devices
+
+        def is_built(self) -> bool:
+            return False
+
+        def has_primary_context(self, index: int) -> bool:
+            return False
+
     _C._acc.register_python_privateuseone_device_guard(Guard())
+    _C._acc.register_python_privateuseone_hook(Hooks())
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in operations.FACTORIES.items():
         library.impl(name, kernel, "PrivateUse1")

@@ -36,7 +36,6 @@ MODULES: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("torch_xla", *[f"torch_xla.{name}" for name in _NAMES]), _OURS),
         "torch_xla.amp.syncfree": "torch.optim",
-        "torch_xla.utils.checkpoint": "torch.utils.checkpoint",
     }
 )
 """The modules of torch_xla that can be imported, and where their names come from."""
@@ -138,11 +137,10 @@ class _Finder:
     def exec_module(self, module: ModuleType) -> None:
         import torch
 
-        module.__dict__["__version__"] = f"{torch.__version__.partition('+')[0]}+snaprt"
-        if module.__name__ == "torch_xla.distributed.xla_backend":
-            from snaprt.torch.xla import processes
+        from snaprt.torch.xla import processes
 
-            processes.register_process_group()
+        module.__dict__["__version__"] = f"{torch.__version__.partition('+')[0]}+snaprt"
+        processes.register_process_group()
 
 
 class _Module(ModuleType):

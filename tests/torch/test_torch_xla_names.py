@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from programs import SNAPRT, run_program
 from torch import nn
 
@@ -15,6 +18,7 @@ import snaprt
 import snaprt.torch
 import snaprt.torch.xla as xla
 from snaprt.errors import UsageError
+from snaprt.torch.xla import processes
 
 # What the examples and the MNIST and ImageNet tests of PyTorch/XLA use.
 USED = """
@@ -40,6 +44,10 @@ USED = """
     torch_xla.amp: autocast GradScaler
     torch_xla.amp.syncfree: SGD Adam AdamW
     torch_xla.experimental: eager_mode
+    torch_xla.experimental.scan: scan
+    torch_xla.experimental.scan_layers: scan_layers
+    torch_xla.experimental.assume_pure: assume_pure
+    torch_xla.utils.checkpoint: checkpoint CheckpointFunction
     torch_xla.backends: set_mat_mul_precision
     torch_xla._XLAC: _xla_metrics_report
 """
@@ -183,13 +191,99 @@ def test_a_name_without_counterpart_says_what_to_use_when_it_is_called(name) -> 
     assert "hint" in str(raised.value)
 
 
-def test_copies_of_a_module_are_refused_and_another_device_is_none() -> None:
-    model = nn.Linear(2, 2).to(xla.device())
-    with pytest.raises(UsageError, match="use the module itself"):
-        nn.DataParallel(model)
-    nn.DataParallel(nn.Linear(2, 2))
+def test_there_is_one_device() -> None:
     with pytest.raises(UsageError, match="no device xla:3"):
         xla.device(3)
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.parallel.DistributedDataParallel, nn.DataParallel], ids=["distributed", "threads"]
+)
+def test_what_would_copy_a_module_calls_it(kind, model, monkeypatch) -> None:
+    plain = copy.deepcopy(model)
+    copies = kind(model.to(xla.device()))
+    assert isinstance(copies, kind)
+    assert copies.module is model
+    assert [*copies.state_dict()] == [f"module.{name}" for name in plain.state_dict()]
+    x = torch.ones(2, 3)
+    copies(x).sum().backward()
+    plain(x).sum().backward()
+    torch.testing.assert_close(model[0].weight.grad.cpu(), plain[0].weight.grad)
+    with copies.no_sync(), pytest.raises(UsageError, match="would call the hook"):
+        copies.register_comm_hook(None, print)
+    assert type(nn.DataParallel(plain)) is nn.DataParallel
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="rank 1 of 4"):
+        kind(model)
+
+
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_collectives_of_a_group_of_one_give_what_they_were_given(device) -> None:
+    processes.register_process_group()
+    dist.init_process_group("xla", init_method="xla://")
+    try:
+        x = torch.arange(2.0, device=device)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.reduce(x, 0)
+        assert x.tolist() == [0.0, 1.0]
+        gathered = [torch.zeros(2, device=device)]
+        dist.all_gather(gathered, x)
+        scattered = torch.zeros(2, device=device)
+        dist.scatter(scattered, [x])
+        exchanged = torch.zeros(2, device=device)
+        work = dist.all_to_all_single(exchanged, x, async_op=True)
+        assert work is not None
+        assert work.wait()
+        dist.barrier()
+        objects = [None]
+        dist.all_gather_object(objects, "all")
+        assert (gathered[0].tolist(), scattered.tolist()) == ([0.0, 1.0], [0.0, 1.0])
+        assert (exchanged.tolist(), objects) == ([0.0, 1.0], ["all"])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_scan_is_a_loop_that_writes_to_none_of_its_operands() -> None:
+    def add(total, x):
+        total += x["value"]
+        x["value"].zero_()
+        return total, {"total": total, "twice": 2 * total, "none": None}
+
+    first: Any = torch.ones(2).to(xla.device()).requires_grad_()
+    values = torch.arange(6.0).reshape(3, 2).to(xla.device())
+    last, each = xla.scan(add, first * 1, {"value": values}, is_fn_pure=True)
+    assert last.tolist() == [7.0, 10.0]
+    assert each["total"].tolist() == [[1.0, 2.0], [3.0, 5.0], [7.0, 10.0]]
+    assert each["twice"].tolist() == [[2.0, 4.0], [6.0, 10.0], [14.0, 20.0]]
+    assert each["none"] is None
+    assert values.sum().item() == 15
+    (last.sum() + each["twice"].sum()).backward()
+    assert first.grad.tolist() == [7.0, 7.0]
+    with pytest.raises(UsageError, match=r"the lengths \[2, 3\]"):
+        xla.scan(add, first, {"value": values, "other": values[:2]})
+
+
+def test_scanned_layers_are_called_one_after_the_other_in_a_wrapped_module() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x):
+            return xla.scan_layers(self.layers, xla.checkpoint(torch.sin, x))
+
+    model = Layers()
+    x = torch.linspace(-1, 1, 3)
+    ours = copy.deepcopy(model).to(xla.device())
+    expected = model(x)
+    expected.sum().backward()
+    shown = xla.assume_pure(ours)(x)
+    torch.testing.assert_close(shown.detach().cpu(), expected.detach())
+    shown.sum().backward()
+    gradients = ([p.grad for p in each.parameters()] for each in (ours.cpu(), model))
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_saved_file_is_plain_and_loads_for_the_device(model) -> None:
@@ -265,7 +359,6 @@ def test_names_and_devices_of_an_unmodified_program(tmp_path: Path) -> None:
                 assert layer(x).dtype == torch.bfloat16
 
         import torch.distributed as dist
-        import torch_xla.distributed.xla_backend
         dist.init_process_group("xla", init_method="xla://")
         assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
         dist.destroy_process_group()

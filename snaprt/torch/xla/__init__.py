@@ -119,6 +119,13 @@ from snaprt.torch.xla.training import (
     print_training_update,
     write_to_summary,
 )
+from snaprt.torch.xla.transforms import (
+    CheckpointFunction,
+    assume_pure,
+    checkpoint,
+    scan,
+    scan_layers,
+)
 
 __all__ = [
     "REDUCE_AND",
@@ -127,6 +134,7 @@ __all__ = [
     "REDUCE_MUL",
     "REDUCE_OR",
     "REDUCE_SUM",
+    "CheckpointFunction",
     "MpDeviceLoader",
     "MpModelWrapper",
     "MpSerialExecutor",
@@ -140,8 +148,10 @@ __all__ = [
     "addressable_runtime_device_count",
     "all_gather",
     "all_reduce",
+    "assume_pure",
     "autocast",
     "broadcast_master_param",
+    "checkpoint",
     "clear_all",
     "clear_counters",
     "clear_metrics",
@@ -197,6 +207,8 @@ __all__ = [
     "reduce_gradients",
     "rendezvous",
     "save",
+    "scan",
+    "scan_layers",
     "send_cpu_data_to_device",
     "set_device_type",
     "set_mat_mul_precision",

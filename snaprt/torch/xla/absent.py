@@ -36,7 +36,7 @@ _ROWS: Final = (
     ("get_stablehlo get_stablehlo_bytecode save_as_stablehlo", _GRAPH),
     ("save_torch_model_as_stablehlo exported_program_to_stablehlo", _GRAPH),
     ("_get_xla_tensors_text _get_xla_tensors_hlo _get_xla_tensors_dot", _GRAPH),
-    ("scan scan_layers fori_loop while_loop assume_pure", _LOOP),
+    ("fori_loop while_loop", _LOOP),
     ("GradScaler", "bfloat16 needs no scaling of the loss; leave it out"),
     ("trace trace_detached", "use jax.profiler.start_trace and stop_trace"),
     ("set_custom_compile_options", "set XLA_FLAGS"),

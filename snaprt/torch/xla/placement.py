@@ -17,7 +17,7 @@ from snaprt.errors import UsageError
 from snaprt.torch import device_names, modules, scope, tensors, traced, xla_imports
 from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
-from snaprt.torch.xla.processes import refuse_copies
+from snaprt.torch.xla.processes import hold_copies
 
 _KINDS: Final = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
 
@@ -207,7 +207,7 @@ def follow_moves() -> None:
     module.to = _moving(module.to)
     module.cpu = _moving_back(module.cpu)
     torch.serialization.register_package(5, lambda _: None, _restore)
-    refuse_copies()
+    hold_copies()
 
 
 def _moving(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:

@@ -1,17 +1,19 @@
 """Processes under the names of PyTorch/XLA: there is one, and it has all tensors.
 
-So there is a process group of one for ``torch.distributed``, and there are no copies of a module.
+So there is a process group of one for ``torch.distributed``, and what copies a module has only it.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 import snaprt
 from snaprt.errors import UsageError
@@ -21,6 +23,18 @@ from snaprt.torch.xla.absent import refuse
 
 is_master_ordinal = snaprt.is_master_ordinal
 master_print = snaprt.master_print
+
+# The methods of a process group, those of torch 2.14 included.
+_IN_PLACE: Final = (
+    *("allreduce", "allreduce_coalesced", "barrier", "broadcast", "monitored_barrier", "reduce"),
+)
+_COPYING: Final = (
+    *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_to_all_single"),
+    *("all_gather_single_coalesced", "allgather", "allgather_coalesced", "alltoall"),
+    *("allgather_into_tensor_coalesced", "alltoall_base", "gather", "gather_single"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("reduce_scatter_tensor_coalesced", "scatter"),
+)
 
 REDUCE_SUM = "sum"
 REDUCE_MUL = "mul"
@@ -323,8 +337,54 @@ def _group(store: Any, rank: int, size: int, timeout: Any) -> Any:
             f"a process group of {size} processes was asked for; PyTorch code trains in one here",
             hint="start one process, without torchrun",
         )
-    group: Any = dist.ProcessGroupGloo
-    return group(store, rank, size, timeout)
+    return _group_of_one()(rank, size)
+
+
+@functools.cache
+def _group_of_one() -> type[Any]:
+    """Return the class of a process group whose tensors may be on any device.
+
+    What a process gets of all processes is what it gives itself: nothing where it is written to
+    the same tensors, and a copy where it is written to others.
+    """
+
+    class Done(dist.Work):
+        def __init__(self, result: Any) -> None:
+            super().__init__()
+            self._result = result
+
+        def wait(self, timeout: Any = None) -> bool:
+            return True
+
+        def is_completed(self) -> bool:
+            return True
+
+        def is_success(self) -> bool:
+            return True
+
+        def result(self) -> Any:
+            return self._result
+
+        def get_future(self) -> Any:
+            future: Any = torch.futures.Future()
+            future.set_result(self._result)
+            return future
+
+    def same(group: Any, tensors: Any = (), *_: Any, **__: Any) -> Any:
+        return Done(tensors)
+
+    def copied(group: Any, outputs: Any, inputs: Any, *_: Any) -> Any:
+        with torch.no_grad(), torch._C._EnableTorchFunction():
+            for output, given in zip(*map(pytree.tree_leaves, (outputs, inputs)), strict=True):
+                output.copy_(given.reshape(output.shape))
+        return Done(outputs)
+
+    members = {**dict.fromkeys(_IN_PLACE, same), **dict.fromkeys(_COPYING, copied)}
+    return type("GroupOfOne", (dist.ProcessGroup,), {**members, "getBackendName": _name})
+
+
+def _name(group: Any) -> str:
+    return "xla"
 
 
 def _meet(url: str, timeout: Any = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -332,24 +392,61 @@ def _meet(url: str, timeout: Any = None, **_: Any) -> Iterator[tuple[Any, int, i
     yield distributed.HashStore(), 0, 1
 
 
+class _Alone(torch.nn.Module):
+    """A module that would copy another to several devices or processes: it calls the one there is.
+
+    Its parameters have the names that they have in PyTorch: ``module.weight``.
+    """
+
+    module: torch.nn.Module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do nothing: gradients are never added over processes."""
+        yield
+
+    join = no_sync
+
+    def register_comm_hook(self, *_: Any) -> None:
+        """Refuse a function that would add gradients.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "nothing would call the hook: gradients are not added over processes here",
+            hint="leave the call out, or register hooks of the parameters",
+        )
+
+
 @functools.cache
-def refuse_copies() -> None:
-    """Let modules that copy a module on the device say that there is nothing to copy it to."""
+def hold_copies() -> None:
+    """Let `DistributedDataParallel` and `DataParallel` of a module on the device just call it."""
     for kind in (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel):
-        kind.__init__ = _refusing(kind.__init__)  # type: ignore[method-assign]
+        kind.__init__ = _holding(kind.__init__)  # type: ignore[method-assign]
 
 
-def _refusing(original: Callable[..., None]) -> Callable[..., None]:
+def _holding(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(  # noqa: N807
         self: torch.nn.Module, module: torch.nn.Module, *args: Any, **kwargs: Any
     ) -> None:
-        if any(type(parameter) is Tensor for parameter in module.parameters()):
-            raise UsageError(
-                f"{type(self).__name__} copies a module to several devices or processes, and "
-                "PyTorch code has one of each here",
-                hint="use the module itself",
-            )
-        original(self, module, *args, **kwargs)
+        if not any(type(parameter) is Tensor for parameter in module.parameters()):
+            original(self, module, *args, **kwargs)
+            return
+        kind: Any = type(self)
+        check_alone(kind.__name__)
+        torch.nn.Module.__init__(self)
+        self.module = module
+        self.__class__ = _alone(kind)
 
     return __init__
+
+
+@functools.cache
+def _alone(kind: Any) -> Any:
+    return type(kind.__name__, (_Alone, kind), {"__module__": kind.__module__})
