@@ -40,7 +40,13 @@ MODULES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The modules of torch_xla that can be imported, and where their names come from."""
 
-_RENAMED: Final = {"_xla_metrics_report": "metrics_report"}
+# Names that libraries use although they begin with an underscore.
+_RENAMED: Final = {
+    "_fetch_gradients": "fetch_gradients",
+    "_maybe_convert_to_cpu": "convert_to_cpu",
+    "_xla_get_tensor_id": "get_tensor_id",
+    "_xla_metrics_report": "metrics_report",
+}
 
 _is_provided = False
 

@@ -49,7 +49,9 @@ USED = """
     torch_xla.experimental.assume_pure: assume_pure
     torch_xla.utils.checkpoint: checkpoint CheckpointFunction
     torch_xla.backends: set_mat_mul_precision
-    torch_xla._XLAC: _xla_metrics_report
+    torch_xla._XLAC: _xla_metrics_report _xla_get_tensor_id
+    torch_xla.core.xla_model: set_replication collective_broadcast
+    torch_xla.core.xla_model: _fetch_gradients _maybe_convert_to_cpu
 """
 
 
@@ -218,6 +220,25 @@ def test_what_would_copy_a_module_calls_it(kind, model, monkeypatch) -> None:
         kind(model)
 
 
+def test_libraries_ask_for_gradients_copies_and_numbers_of_tensors(model) -> None:
+    model.to(xla.device())
+    optimizer = torch.optim.SGD(model.parameters())
+    model[0](torch.ones(1, 3)).sum().backward()
+    gradients = xla.fetch_gradients(optimizer)
+    xla.all_reduce("sum", gradients, scale=0.5)
+    assert model[0].bias.grad.tolist() == [0.5] * 4
+    assert len(gradients) == 2
+    copied = xla.convert_to_cpu([{"x": gradients[1]}])
+    assert copied[0]["x"].device.type == "cpu"
+    assert len({xla.get_tensor_id(each) for each in model.parameters()}) == 4
+    xla.set_replication(xla.device(), xla.get_xla_supported_devices())
+    xla.collective_broadcast([gradients[0]])
+    with pytest.raises(UsageError, match="2 devices"):
+        xla.set_replication(xla.device(), ["xla:0", "xla:1"])
+    with pytest.raises(UsageError, match="no process 1"):
+        xla.collective_broadcast([gradients[0]], root_ordinal=1)
+
+
 @pytest.mark.parametrize("device", ["cpu", "jax"])
 def test_collectives_of_a_group_of_one_give_what_they_were_given(device) -> None:
     processes.register_process_group()
@@ -354,6 +375,11 @@ def test_names_and_devices_of_an_unmodified_program(tmp_path: Path) -> None:
             raise AssertionError
 
         layer = nn.Linear(3, 2).to("xla")
+        for options in ({{"fused": True}}, {{"foreach": True}}):
+            before = layer.weight.tolist()
+            layer(x).sum().backward()
+            torch.optim.AdamW(layer.parameters(), **options).step()
+            assert layer.weight.tolist() != before
         for scope in (torch.autocast("xla", dtype=torch.bfloat16), torch_xla.amp.autocast(device)):
             with scope:
                 assert layer(x).dtype == torch.bfloat16

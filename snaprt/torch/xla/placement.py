@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import jax
@@ -116,6 +117,22 @@ def xla_device_hw(device: Any = None) -> str:
     return device_type()
 
 
+def set_replication(device: Any, devices: Sequence[Any]) -> None:
+    """Check that there is one device.
+
+    Raises:
+        UsageError: There are several.
+
+    Examples:
+        >>> xm.set_replication(xm.xla_device(), xm.get_xla_supported_devices())
+    """
+    if len(devices) > 1:
+        raise UsageError(
+            f"set_replication was given {len(devices)} devices; tensors are on one here",
+            hint="pass xm.get_xla_supported_devices()",
+        )
+
+
 def real_devices() -> list[str]:
     """Return the device as PyTorch/XLA names the hardware: ``CPU:0``.
 
@@ -175,6 +192,27 @@ def is_xla_tensor(tensor: torch.Tensor) -> bool:
         (True, False)
     """
     return isinstance(tensor, Tensor)
+
+
+def get_tensor_id(tensor: torch.Tensor) -> int:
+    """Return a number that no other tensor has as long as this one exists.
+
+    Examples:
+        >>> x = torch.ones(2, device=xm.xla_device())
+        >>> xm.get_tensor_id(x) == xm.get_tensor_id(x.detach())
+        False
+    """
+    return id(tensor)
+
+
+def convert_to_cpu(data: Any, convert: bool = True) -> Any:
+    """Return data with its tensors on the CPU, or as it is.
+
+    Examples:
+        >>> xm.convert_to_cpu({"x": torch.ones(2, device=xm.xla_device())})
+        {'x': tensor([1., 1.])}
+    """
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), data) if convert else data
 
 
 def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:
@@ -272,9 +310,17 @@ def name_device_xla() -> None:
     tensors.set_device("xla")
     library: Any = torch
     library.set_default_device = _setting_default(torch.set_default_device)
+    optimizers = importlib.import_module("torch.optim.optimizer")  # PyTorch deletes the name
+    for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
+        setattr(optimizers, name, _also_for_xla(getattr(optimizers, name)))
     thread: Any = threading.Thread
     thread.start = _starting(thread.start)
     _Xla().__enter__()
+
+
+def _also_for_xla(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    """Return what lists the devices that a kind of optimizer works on: it knows ours as ``jax``."""
+    return lambda: [*original(), "xla"]
 
 
 def _starting(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -207,6 +207,20 @@ def all_gather(
     return value
 
 
+def collective_broadcast(tensors: Any, root_ordinal: int = 0, **_: Any) -> None:
+    """Do nothing: the tensors are those of the first process.
+
+    Raises:
+        UsageError: This is one of several processes, or ``root_ordinal`` is not 0.
+
+    Examples:
+        >>> xm.collective_broadcast([torch.ones(2)])
+    """
+    check_alone("collective_broadcast")
+    if root_ordinal != 0:
+        raise UsageError(f"there is no process {root_ordinal} to broadcast from, only the first")
+
+
 def broadcast_master_param(model: torch.nn.Module) -> None:
     """Do nothing: the parameters are those of the first process.
 

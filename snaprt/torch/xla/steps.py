@@ -61,6 +61,19 @@ def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Any = None, **_: 
     check_alone("reduce_gradients")
 
 
+def fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the gradients of an optimizer's parameters, of those that have one.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1).to(xm.xla_device())
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> len(xm.fetch_gradients(torch.optim.SGD(model.parameters(), lr=0.1)))
+        2
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return [param.grad for param in params if param.grad is not None]
+
+
 def add_step_closure(
     closure: Callable[..., object], args: Iterable[Any] = (), run_async: bool = False
 ) -> None:
