@@ -97,7 +97,8 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Run the step, where it can be compiled, and leave PyTorch nothing to do."""
-    if len(args) > 1 or kwargs or type(optimizer) not in KNOWN:
+    has_closure = any(argument is not None for argument in (*args[1:], *kwargs.values()))
+    if has_closure or type(optimizer) not in KNOWN:
         return
     if optimizer._optimizer_step_pre_hooks:
         return

@@ -284,7 +284,8 @@ class Tensor(torch.Tensor):
         """Say that `nn.Module.to` has to swap parameters: their memory cannot be replaced."""
         raise UsageError(
             "tensors on the device jax cannot be taken apart by torch.compile or torch.export",
-            hint="use snaprt.torch.wrap or snaprt.torch.jit",
+            hint="use snaprt.torch.wrap or snaprt.torch.jit; what looks for tensors that share "
+            "memory needs them on the CPU",
         )
 
     @staticmethod

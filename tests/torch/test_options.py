@@ -1,5 +1,6 @@
 """Numbers in the options of optimizers may change from step to step without a new program."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -158,3 +159,15 @@ def test_a_decay_that_becomes_zero_and_a_rate_that_is_a_tensor() -> None:
         results.append(model)
     _close(*results)
     assert not metrics.counter_value("torch::untraced_optimizers")
+
+
+def test_a_step_with_the_closure_none_is_compiled() -> None:
+    plain = nn.Linear(3, 2)
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    for model in (plain, ours):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)  # no operation does
+        for arguments in ({}, {"closure": None}):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step(**arguments)
+            optimizer.step(None)
+    torch.testing.assert_close(ours.weight.detach().cpu(), plain.weight.detach())

@@ -239,6 +239,28 @@ def test_libraries_ask_for_gradients_copies_and_numbers_of_tensors(model) -> Non
         xla.collective_broadcast([gradients[0]], root_ordinal=1)
 
 
+def test_a_profile_of_a_time_ends_by_itself_or_with_the_program(tmp_path: Path) -> None:
+    program = """
+        import sys, time
+        import torch_xla, torch
+        import torch_xla.debug.profiler as xp
+        xp.trace_detached("localhost:9012", "profile", duration_ms=int(sys.argv[1]))
+        (torch.ones(3, device=torch_xla.device()) + 1).tolist()
+        time.sleep(float(sys.argv[2]))
+        try:
+            xp.trace_detached("elsewhere:9012", "other")
+        except Exception as error:
+            print("this program, and not" in str(error))
+    """
+    for arguments in (("50", "1"), ("60000", "0")):
+        folder = tmp_path / arguments[0]
+        folder.mkdir()
+        (folder / "program.py").write_text(textwrap.dedent(program))
+        command = (*SNAPRT, "run", "--torch", "--", "program.py", *arguments)
+        assert run_program(command, folder=folder).stdout == "True\n"
+        assert [*(folder / "profile").rglob("*.xplane.pb")]
+
+
 @pytest.mark.parametrize("device", ["cpu", "jax"])
 def test_collectives_of_a_group_of_one_give_what_they_were_given(device) -> None:
     processes.register_process_group()

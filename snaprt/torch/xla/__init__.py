@@ -96,6 +96,7 @@ from snaprt.torch.xla.runtime import (
     start_server,
     start_trace,
     stop_trace,
+    trace_detached,
     using_pjrt,
 )
 from snaprt.torch.xla.steps import (
@@ -230,6 +231,7 @@ __all__ = [
     "step",
     "stop_trace",
     "sync",
+    "trace_detached",
     "unlazy",
     "using_pjrt",
     "wait_device_ops",

@@ -38,7 +38,7 @@ _ROWS: Final = (
     ("_get_xla_tensors_text _get_xla_tensors_hlo _get_xla_tensors_dot", _GRAPH),
     ("fori_loop while_loop", _LOOP),
     ("GradScaler", "bfloat16 needs no scaling of the loss; leave it out"),
-    ("trace trace_detached", "use jax.profiler.start_trace and stop_trace"),
+    ("trace", "use snaprt run --profile DIR, or xp.trace_detached in the program"),
     ("set_custom_compile_options", "set XLA_FLAGS"),
     ("optimization_barrier_", "XLA orders operations; leave the call out"),
     ("flash_attention FlashAttention", "use torch.nn.functional.scaled_dot_product_attention"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,6 +168,38 @@ stop_trace = jax.profiler.stop_trace
 start_server = profile.start_server
 Trace = profile.Trace
 StepTrace = profile.StepTrace
+
+
+def trace_detached(service_addr: str, logdir: str, duration_ms: int = 1000, **_: Any) -> None:
+    """Profile this program for a time, or until it ends, while it goes on.
+
+    Args:
+        service_addr: Where the profiler listens: ``localhost:PORT``.
+        logdir: The directory for the profile.
+        duration_ms: For how long, in milliseconds.
+        _: Options of PyTorch/XLA's profiler, which are ignored.
+
+    Raises:
+        UsageError: The address is that of another machine.
+
+    Examples:
+        >>> xm.trace_detached("localhost:9012", "profile", duration_ms=10)
+    """
+    if service_addr.rpartition(":")[0] not in ("", "localhost", "127.0.0.1", "[::1]"):
+        raise UsageError(
+            f"trace_detached profiles this program, and not the one at {service_addr}",
+            hint="run python -m jax.collect_profile PORT MS there",
+        )
+    jax.profiler.start_trace(logdir)
+
+    @functools.cache
+    def stop() -> None:
+        jax.profiler.stop_trace()
+
+    timer = threading.Timer(duration_ms / 1000, stop)
+    timer.daemon = True
+    timer.start()
+    atexit.register(stop)
 
 
 def executed_fallback_ops() -> list[str]:
