@@ -441,6 +441,33 @@ def _ctc(
     return losses[0] if is_single else losses
 
 
+def _grouped_product(
+    left: Any, right: Any, offs: Any = None, bias: None = None, out_dtype: Any = None
+) -> Any:
+    """Multiply matrices group by group, as experts of a model do.
+
+    Args:
+        left: Rows of all groups (rows, inner), or a matrix for each (groups, rows, inner).
+        right: Columns of all groups (inner, columns), or a matrix for each.
+        offs: The end of each group, (groups,), in what one of them has of all groups: rows,
+            columns, or, if both do, what is summed over.
+        bias: None: PyTorch takes no other.
+        out_dtype: The type of the result, if it is another one.
+    """
+    dtype = left.dtype if out_dtype is None else jnp.dtype(str(out_dtype).removeprefix("torch."))
+    if offs is None:
+        return jnp.matmul(left, right).astype(dtype)
+    if left.ndim == right.ndim == 2:
+        groups = jnp.searchsorted(offs, jnp.arange(left.shape[1]), side="right")
+        is_inside = groups == jnp.arange(len(offs))[:, None]
+        return jnp.matmul(jnp.where(is_inside[:, None], left, 0), right).astype(dtype)
+    sizes = jnp.diff(offs, prepend=0)
+    if left.ndim == 3:
+        rows = jax.lax.ragged_dot(right.T, jnp.swapaxes(left, 1, 2), sizes)
+        return rows.T.astype(dtype)
+    return jax.lax.ragged_dot(left, right, sizes).astype(dtype)
+
+
 CONSTANTS: Final[dict[str, Callable[..., Any]]] = {
     "bartlett_window": _window(lambda: np.bartlett),
     "blackman_window": _window(lambda: _cosines(0.42, 0.5, 0.08)),
@@ -456,6 +483,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "_cdist_forward": _distances,
     "_embedding_bag": _bags,
     "_embedding_bag_forward_only": _bags,
+    "_grouped_mm": _grouped_product,
     "_linalg_det": _determinant,
     "_linalg_slogdet": _log_determinant,
     "_linalg_solve_ex": _solve,

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.torch import gradients, versions
+from snaprt.torch import gradients, numbers, versions
 from snaprt.torch.corrections import CORRECTIONS, NARROWED, WIDENED
 from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
@@ -604,6 +604,10 @@ class _Mode(TorchFunctionMode):
                 hint="wrap what is differentiated, and call torch.autograd.grad(..., "
                 "create_graph=True) outside",
             )
+        if func in numbers.READERS:
+            number = numbers.known(args[0])
+            if number is not None:
+                return getattr(number, func.__name__)()
         args, kwargs = renamed(func, args, dict(kwargs or {}))
         refuse_generator(func, kwargs)
         if isinstance(kwargs.get("out"), torch.Tensor):
@@ -693,6 +697,7 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     not_known = versions.torchax().tensor.OperatorNotFound
     if func is torch.Tensor.__getitem__:
         args = as_item(*args)
+    of_numbers = numbers.call_of(func, args, kwargs)
     try:
         result = func(*args, **kwargs)
     except not_known:
@@ -702,6 +707,8 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
             raise
         return args[0].copy_(functional(*args, **kwargs))
     note_views(func, args, kwargs, result)
+    if of_numbers is not None:
+        numbers.note(func, of_numbers, result)
     return result
 
 

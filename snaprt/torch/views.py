@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from snaprt.errors import UsageError
 from snaprt.torch import versions
+from snaprt.torch.numbers import with_bounds
 from snaprt.torch.tensors import DTYPES, Part, Tensor, View, constant_of
 
 _T = torch.Tensor
@@ -35,6 +36,7 @@ VIEWS: Final = frozenset(
 
 _DETACH: Final = frozenset({torch.detach, _T.detach})
 _ATTRIBUTES: Final = frozenset({"T", "mT", "H", "mH"})
+_LISTS: Final = (list, tuple, range, np.ndarray)  # in an index, of numbers or flags
 
 
 class _View:
@@ -237,13 +239,19 @@ def _at(places: Callable[[], list[torch.Tensor | None]], index: int) -> torch.Te
 
 
 def as_index(index: Any) -> Any:
-    """Return an index with lists of numbers in a tuple, of which torchax takes a copy."""
+    """Return an index with lists of numbers in a tuple, and with numbers as bounds of slices."""
     parts = index if type(index) is tuple else (index,)
     if type(index) is list and any(_is_part(item) for item in index):
         parts = tuple(index)
-    elif not any(isinstance(part, list | np.ndarray) for part in parts):
+    elif not any(isinstance(part, (*_LISTS, slice)) for part in parts):
         return index
-    return tuple([part.tolist() if isinstance(part, np.ndarray) else part for part in parts])
+    return tuple([with_bounds(_as_list(part)) for part in parts])
+
+
+def _as_list(part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return part.tolist()
+    return [*part] if isinstance(part, tuple | range) else part
 
 
 def as_item(tensor: Any, index: Any) -> tuple[Any, Any]:
@@ -256,7 +264,7 @@ def as_item(tensor: Any, index: Any) -> tuple[Any, Any]:
 def takes_copy(index: Any) -> bool:
     """Return whether an index takes a copy, as one with lists or tensors does, and not a view."""
     parts = index if type(index) is tuple else (index,)
-    return any(isinstance(part, list | np.ndarray | bool | torch.Tensor) for part in parts)
+    return any(isinstance(part, (*_LISTS, bool, torch.Tensor)) for part in parts)
 
 
 def _is_part(item: Any) -> bool:

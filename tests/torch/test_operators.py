@@ -53,10 +53,23 @@ def _stft(a: torch.Tensor) -> torch.Tensor:
     return torch.stft(a.flatten(), 8, 4, window=window, return_complex=True)
 
 
+def _grouped(left: Any, right: Any, *ends: int) -> torch.Tensor:
+    # PyTorch wants rows of 16 bytes, or a multiple.
+    left, right = (functional.pad(t, (0, -t.shape[-1] % 4)) for t in (left, right))
+    ends_of_groups = torch.tensor(ends, dtype=torch.int32, device=left.device) if ends else None
+    return functional.grouped_mm(left, right, offs=ends_of_groups)
+
+
 _PADDED = ([1, 2, 2], [3, 1, 0], [5, 0, 0])
 
 # Each takes `a`, well-conditioned, and `b`, both of shape (3, 6, 6).
 CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+    "grouped rows": lambda a, b: _grouped(a[..., :4].flatten(0, 1), b[:, :4], 4, 4, 18),
+    "grouped columns": lambda a, b: _grouped(a[..., :4], b[:, :4].mT.flatten(0, 1).mT, 4, 4, 18),
+    "grouped sums": lambda a, b: _grouped(
+        a.transpose(0, 1).flatten(1), b.flatten(0, 1)[[*range(18), 0, 0]], 4, 9, 20
+    ),
+    "grouped, each alone": lambda a, b: _grouped(a[..., :4], b[:, :4]),
     "solve": lambda a, b: _linalg.solve(a[0], b[0]),
     "solve a vector": lambda a, b: _linalg.solve(a[0], b[0, 0]),
     "solve from the right": lambda a, b: _linalg.solve(a, b[:, :2], left=False),

@@ -201,6 +201,20 @@ def _history(device: Any) -> list[torch.Tensor]:
     return [states, last, loss, weight.grad]  # type: ignore[list-item]
 
 
+def _assign_in_steps(device: Any) -> list[torch.Tensor]:
+    weight = torch.arange(1.0, 4.0).to(device).requires_grad_()
+    x = torch.linspace(-1, 1, 6).reshape(2, 3).to(device)
+    weight.data[0].fill_(3)
+    x[:, :1] *= 0.5
+    x[1] += weight
+    row = x[0]
+    row.copy_(weight * 2)
+    x.t()[2].mul_(weight[:2])
+    loss = (row * row).sum() + (x.flatten() * weight.repeat(2)).sum()
+    loss.backward()
+    return [x, row, loss, weight, weight.grad]  # type: ignore[list-item]
+
+
 def _parts_of_complex_numbers(device: Any) -> list[torch.Tensor]:
     numbers = torch.tensor([1 + 2j, 3 - 1j], device=device)
     copies = [numbers.real.contiguous(), numbers.imag.clone()]
@@ -210,7 +224,8 @@ def _parts_of_complex_numbers(device: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize(
-    "program", [_flat_parameters, _counts, _gates, _history, _parts_of_complex_numbers]
+    "program",
+    [_flat_parameters, _counts, _gates, _history, _assign_in_steps, _parts_of_complex_numbers],
 )
 def test_outside_of_wrapped_functions_views_share_memory_as_pytorch_s_do(
     program: Callable[[Any], list[torch.Tensor]], is_lazy: bool
@@ -252,6 +267,7 @@ def _index_with_lists(x: torch.Tensor) -> torch.Tensor:
     x[[True, False]] *= 2
     x[[1, 0]] = x[[0, 1]] + 1
     x[[0, 1], [1, 2]] = 9
+    x[range(2), torch.tensor([0, 1])] += x[(1, 0), 2] + x[range(1, -1, -1)][:, 0]
     copy = x[[0]]
     copy.zero_()
     other = x[np.array([1, 0])]
