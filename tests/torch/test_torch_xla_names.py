@@ -406,6 +406,15 @@ def test_names_and_devices_of_an_unmodified_program(tmp_path: Path) -> None:
             with scope:
                 assert layer(x).dtype == torch.bfloat16
 
+        from torch_xla.utils.checkpoint import checkpoint
+        w = torch.ones(3, device="xla", requires_grad=True)
+        for call in (lambda: checkpoint(torch.square, w), lambda: checkpoint(layer, w),
+                     lambda: checkpoint(torch.square, w, use_reentrant=False)):
+            w.grad = None
+            with torch.autocast("xla"):
+                call().sum().backward()
+            assert w.grad.abs().min() > 0
+
         import torch.distributed as dist
         dist.init_process_group("xla", init_method="xla://")
         assert (dist.get_rank(), dist.get_world_size()) == (0, 1)

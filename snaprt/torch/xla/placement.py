@@ -309,6 +309,7 @@ def name_device_xla() -> None:
     follow_moves()
     tensors.set_device("xla")
     library: Any = torch
+    library.xla = library.jax  # the module of the device, which checkpoints ask for by its type
     library.set_default_device = _setting_default(torch.set_default_device)
     optimizers = importlib.import_module("torch.optim.optimizer")  # PyTorch deletes the name
     for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
