@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -135,8 +136,56 @@ def ctc_loss(
     return _private.ctc_loss(log_probs, *given, blank, number, zero_infinity)
 
 
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return the values that each query attends to: zeros if a mask lets it attend to none."""
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        if attn_mask is not None:
+            raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(seen.logical_not(), -math.inf)
+    elif attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    if attn_mask is None:
+        weights = scores.softmax(-1)
+    else:
+        is_blind = (scores == -math.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(is_blind, 0).softmax(-1).masked_fill(is_blind, 0)
+    return torch.dropout(weights, dropout_p, dropout_p > 0) @ value
+
+
+def clamping(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of `torch.clamp`, of whose bounds none or all are tensors."""
+    named = {**dict(zip(("input", "min", "max"), args, strict=False)), **kwargs}
+    bounds = {name: named[name] for name in ("min", "max") if named.get(name) is not None}
+    if len({isinstance(bound, torch.Tensor) for bound in bounds.values()}) > 1:
+        given = {name: torch.as_tensor(bound, device="jax") for name, bound in bounds.items()}
+        return (named["input"],), given
+    return args, kwargs
+
+
 _T = torch.Tensor
 _private: Any = torch
+
+CLAMPING: Final = frozenset(
+    getattr(place, name) for place in (torch, _T) for name in ("clamp", "clamp_", "clip", "clip_")
+)
+"""The functions that `clamping` is for."""
 
 # As `torch.autocast` does on the CPU; torchax knows only what reaches it as an operator of C++.
 NARROWED: Final[frozenset[Any]] = frozenset(
@@ -172,6 +221,7 @@ CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     functional.adaptive_max_pool3d: partial(adaptive_max_pool, dimensions=3),
     functional.ctc_loss: ctc_loss,
     functional.rrelu: rrelu,
+    functional.scaled_dot_product_attention: attention,
     torch.rrelu: rrelu,
     torch.rrelu_: partial(rrelu, inplace=True),
     _T.mT.__get__: lambda tensor, *_: tensor.transpose(-2, -1),  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch import gradients, numbers, versions
-from snaprt.torch.corrections import CORRECTIONS, NARROWED, WIDENED
+from snaprt.torch.corrections import CLAMPING, CORRECTIONS, NARROWED, WIDENED, clamping
 from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.operators import corrected_environment
@@ -621,6 +621,9 @@ class _Mode(TorchFunctionMode):
             return self._with_constants(func, args, kwargs)
         if func in NARROWED or func in WIDENED:
             args, kwargs = self._cast(func, args, kwargs)
+        if func in CLAMPING:
+            with self:
+                args, kwargs = clamping(args, kwargs)
         correction = CORRECTIONS.get(func)
         if correction is not None:
             with self:

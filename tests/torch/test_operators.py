@@ -60,6 +60,23 @@ def _grouped(left: Any, right: Any, *ends: int) -> torch.Tensor:
     return functional.grouped_mm(left, right, offs=ends_of_groups)
 
 
+def _attention(mask: Any = None, **options: Any) -> Callable[..., torch.Tensor]:
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        given = None if mask is None else mask(b[:, :, :5])
+        return functional.scaled_dot_product_attention(
+            a, b[:, :5], a.mT[:, :5] * 2, given, **options
+        )
+
+    return call
+
+
+def _blind(b: torch.Tensor) -> torch.Tensor:
+    """Return a mask by which the second query sees nothing, and others some keys."""
+    mask = b > 0
+    mask[:, 1] = False
+    return mask
+
+
 _PADDED = ([1, 2, 2], [3, 1, 0], [5, 0, 0])
 
 # Each takes `a`, well-conditioned, and `b`, both of shape (3, 6, 6).
@@ -70,6 +87,15 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
         a.transpose(0, 1).flatten(1), b.flatten(0, 1)[[*range(18), 0, 0]], 4, 9, 20
     ),
     "grouped, each alone": lambda a, b: _grouped(a[..., :4], b[:, :4]),
+    "attention": _attention(),
+    "causal attention": _attention(is_causal=True, scale=0.3),
+    "attention of one that sees nothing": _attention(_blind),
+    "attention with a bias": _attention(lambda b: b.masked_fill(~_blind(b), -torch.inf)),
+    "attention of groups": lambda a, b: functional.scaled_dot_product_attention(
+        a[:2].repeat(2, 1, 1), b[:2], a[1:], enable_gqa=True
+    ),
+    "clamp by a tensor and a number": lambda a, b: torch.clamp(a, 0, b.max().detach() / 2),
+    "clamp_ by a number and a tensor": lambda a, b: (a * 1).clamp_(min=b.mean().detach(), max=0.5),
     "solve": lambda a, b: _linalg.solve(a[0], b[0]),
     "solve a vector": lambda a, b: _linalg.solve(a[0], b[0, 0]),
     "solve from the right": lambda a, b: _linalg.solve(a, b[:, :2], left=False),
