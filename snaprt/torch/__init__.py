@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from snaprt.torch.versions import check_installed
+from snaprt.torch.lowering.versions import check_installed
 
 if TYPE_CHECKING:
     from snaprt.torch.compiled import jit as jit

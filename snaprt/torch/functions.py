@@ -16,8 +16,8 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from snaprt.errors import UsageError
-from snaprt.torch import versions
 from snaprt.torch.gradients import NEEDS_VALUES
+from snaprt.torch.lowering import versions
 from snaprt.torch.structure import flatten, unflatten
 from snaprt.torch.traced import environment_of_thread, is_differentiable, tracing, value_of
 

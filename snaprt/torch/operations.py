@@ -19,7 +19,8 @@ from torch.nn import init
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
-from snaprt.torch.operators import CONSTANTS
+from snaprt.torch.lowering.operators import CONSTANTS
+from snaprt.torch.lowering.views import VIEWS, mark_views, takes_copy
 from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
@@ -40,7 +41,6 @@ from snaprt.torch.traced import (
     first_of_each,
     on_device,
 )
-from snaprt.torch.views import VIEWS, mark_views, takes_copy
 
 _MAX_KINDS: Final = 4096
 _kinds: dict[Any, Traced] = {}

@@ -16,8 +16,9 @@ from torch.utils import checkpoint
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.torch import functions, lists, operations, optimizers, tensors, traced, versions
+from snaprt.torch import functions, operations, optimizers, tensors, traced
 from snaprt.torch.device_names import means_ours
+from snaprt.torch.lowering import lists, versions
 
 _C: Any = torch._C
 _T: Any = torch.Tensor

@@ -21,11 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.torch import gradients, numbers, versions
-from snaprt.torch.corrections import CLAMPING, CORRECTIONS, NARROWED, WIDENED, clamping
+from snaprt.torch import gradients
 from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
-from snaprt.torch.operators import corrected_environment
+from snaprt.torch.lowering import numbers, versions
+from snaprt.torch.lowering.corrections import CLAMPING, CORRECTIONS, NARROWED, WIDENED, clamping
+from snaprt.torch.lowering.operators import corrected_environment
+from snaprt.torch.lowering.views import as_item, note_views, unseen_by_autograd, watch_views
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import (
     Tensor,
@@ -39,7 +41,6 @@ from snaprt.torch.tensors import (
     write,
     write_back,
 )
-from snaprt.torch.views import as_item, note_views, unseen_by_autograd, watch_views
 from snaprt.trace.array import send
 
 Place = tuple[dict[str, Any], str, int]

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 
 import snaprt.torch
 from snaprt.errors import UsageError
-from snaprt.torch import versions
+from snaprt.torch.lowering import versions
 
 _linalg: Any = torch.linalg
 

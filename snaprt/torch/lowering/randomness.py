@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from snaprt.torch import versions
+from snaprt.torch.lowering import versions
 
 
 def _uniform(key: Any, like: Any, low: Any = 0.0, high: Any = 1.0) -> Any:

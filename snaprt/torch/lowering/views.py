@@ -17,8 +17,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from snaprt.errors import UsageError
-from snaprt.torch import versions
-from snaprt.torch.numbers import with_bounds
+from snaprt.torch.lowering import versions
+from snaprt.torch.lowering.numbers import with_bounds
 from snaprt.torch.tensors import DTYPES, Part, Tensor, View, constant_of
 
 _T = torch.Tensor

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as functional
 
 from snaprt.errors import UsageError
-from snaprt.torch.lists import OF_LISTS
-from snaprt.torch.views import contiguous
+from snaprt.torch.lowering.lists import OF_LISTS
+from snaprt.torch.lowering.views import contiguous
 
 
 def batch_norm(

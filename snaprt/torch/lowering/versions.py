@@ -72,7 +72,7 @@ def torchax() -> Any:
     """
     import torch
 
-    from snaprt.torch import corrections
+    from snaprt.torch.lowering import corrections
 
     fastpath = torch.backends.mha.get_fastpath_enabled()
     log = logging.getLogger("torchax")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from snaprt.errors import UsageError
-from snaprt.torch import randomness, versions
+from snaprt.torch.lowering import randomness, versions
 
 _NEVER: Final = -1e30
 """The logarithm of a probability of zero, finite so that gradients are."""

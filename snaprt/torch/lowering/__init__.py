@@ -1,0 +1,1 @@
+"""How PyTorch's operators become JAX's while traced: what torchax lacks or computes wrongly."""
