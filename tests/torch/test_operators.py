@@ -82,7 +82,7 @@ _PADDED = ([1, 2, 2], [3, 1, 0], [5, 0, 0])
 # Each takes `a`, well-conditioned, and `b`, both of shape (3, 6, 6).
 CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "grouped rows": lambda a, b: _grouped(a[..., :4].flatten(0, 1), b[:, :4], 4, 4, 18),
-    "grouped columns": lambda a, b: _grouped(a[..., :4], b[:, :4].mT.flatten(0, 1).mT, 4, 4, 18),
+    "grouped columns": lambda a, b: _grouped(a[..., :4], b[:, :4].mT.flatten(0, 1).mT, 4, 4, 20),
     "grouped sums": lambda a, b: _grouped(
         a.transpose(0, 1).flatten(1), b.flatten(0, 1)[[*range(18), 0, 0]], 4, 9, 20
     ),

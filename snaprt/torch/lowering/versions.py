@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from snaprt.errors import UsageError
 
-TESTED: Final = "torchax 0.0.13 and torch 2.12 to 2.13"
+TESTED: Final = "torchax 0.0.13 and torch 2.12 to 2.14"
 
 _INSTALL: Final = (
     "install the tested versions: pip install 'snaprt[torch]' "
