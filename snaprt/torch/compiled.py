@@ -22,7 +22,6 @@ from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch import gradients as gradients_module
 from snaprt.torch import modules, optimizers, traced
-from snaprt.torch.operations import kind_of
 from snaprt.torch.options import Operands, rates_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import (
@@ -98,11 +97,9 @@ class _Compiled:
         """Call the function: as it is written the first time, which makes optimizers' state."""
         if traced.is_tracing():
             return self._function(*args, **kwargs)
-        given: list[torch.Tensor] = []
-        structure = flatten((tuple(args), kwargs), given)
-        tensors = traced.on_device(given)
-        kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
-        mode = (structure, kinds, torch.is_grad_enabled(), traced.autocast_type())
+        grad_mode = torch.is_grad_enabled()
+        tensors, structure, kinds, *_ = traced.arguments_of(args, kwargs, with_gradient=grad_mode)
+        mode = (structure, kinds, grad_mode, traced.autocast_type())
         if self._owners is None or not self._owners.hold():
             self._owners = _Owners(self._function)
         if mode not in self._seen:

@@ -11,11 +11,10 @@ import torch
 
 from snaprt.errors import UsageError
 from snaprt.torch import functions, traced
-from snaprt.torch.operations import kind_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
-from snaprt.torch.traced import Place, State, Traced, autocast_type, first_of_each, on_device
+from snaprt.torch.traced import Place, State, Traced, arguments_of, autocast_type
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -214,27 +213,22 @@ class Calls:
     ) -> Any:
         """Call ``function`` with the state of ``module``."""
         snapshot = self._snapshot(module)
-        given: list[torch.Tensor] = []
-        structure = flatten((tuple(args), kwargs), given)
-        tensors = on_device(given)
         grad_mode = torch.is_grad_enabled()
-        with plainly():
-            needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
-        kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
-        first = first_of_each(tensors, needed)
+        arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
+        tensors, structure, kinds, needed, first = arguments
         key = (structure, kinds, needed, grad_mode, autocast_type(), first)
-        known = snapshot.calls.get(key)
-        if known is None:
-            flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
-            known = Traced(
-                *(function, structure, snapshot.state, (*flags, *needed), autocast_type()),
-                *(self._name, first),
-            )
-            result = known.call(tensors)
-            snapshot.calls[key] = known
-            snapshot.take_attributes(known.kept)
-            return result
-        return known.call(tensors)
+        trace = snapshot.calls.get(key)
+        if trace is not None:
+            return trace.call(tensors)
+        flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
+        trace = Traced(
+            *(function, structure, snapshot.state, (*flags, *needed), autocast_type()),
+            *(self._name, first),
+        )
+        result = trace.call(tensors)
+        snapshot.calls[key] = trace
+        snapshot.take_attributes(trace.kept)
+        return result
 
     def _snapshot(self, module: torch.nn.Module) -> Snapshot:
         snapshots = self._snapshots

@@ -21,7 +21,6 @@ from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
 from snaprt.torch.lowering.operators import CONSTANTS
 from snaprt.torch.lowering.views import VIEWS, mark_views, takes_copy
-from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
     Tensor,
@@ -36,14 +35,14 @@ from snaprt.torch.tensors import (
 from snaprt.torch.traced import (
     NO_STATE,
     Traced,
+    arguments_of,
     autocast_type,
     drawing_by,
-    first_of_each,
     on_device,
 )
 
-_MAX_KINDS: Final = 4096
-_kinds: dict[Any, Traced] = {}
+_MAX_TRACES: Final = 4096
+_traces: dict[Any, Traced] = {}
 
 _T = torch.Tensor
 _C: Any = torch._C
@@ -142,34 +141,24 @@ def _run(
     if func in _ARITHMETIC:
         args = [scalar(a) if type(a) is float else a for a in args]
         kwargs = {name: scalar(a) if type(a) is float else a for name, a in kwargs.items()}
-    given: list[torch.Tensor] = []
-    structure = flatten((tuple(args), kwargs), given)
     grad_mode = torch.is_grad_enabled() and not below_autograd and func not in _CONSTANT
-    tensors = on_device(given, with_gradient=grad_mode)
-    with plainly():
-        needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
+    arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
+    tensors, structure, kinds, needed, first = arguments
     autocast = None if below_autograd else autocast_type()
-    kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
-    first = first_of_each(tensors, needed)
     key = (func, structure, kinds, needed, autocast, first)
-    known = _kinds.get(key)
-    if known is None:
-        if len(_kinds) >= _MAX_KINDS:
-            _kinds.clear()
+    trace = _traces.get(key)
+    if trace is None:
+        if len(_traces) >= _MAX_TRACES:
+            _traces.clear()
         name = _name(func)
         function = _OPERATORS.get(func, func)
         with torch.set_grad_enabled(grad_mode):
-            known = Traced(function, structure, NO_STATE, needed, autocast, name, first)
-    result = known.call(tensors)
-    _kinds[key] = known
+            trace = Traced(function, structure, NO_STATE, needed, autocast, name, first)
+    result = trace.call(tensors)
+    _traces[key] = trace
     if func in _VIEWS or (func is _T.__getitem__ and not takes_copy(args[1])):
         mark_views(func, tensors[0], kinds[0], args[1:], kwargs, result)
     return result
-
-
-def kind_of(array: Any) -> Any:
-    """Return what a program knows of an array: its shape, dtype and whether the dtype is weak."""
-    return float if type(array) is float else array.aval
 
 
 def _name(func: Any) -> str:

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from snaprt.torch.tensors import (
     array_of,
     constant_of,
     host_values,
+    plainly,
     read_again,
     refuse_transform,
     to_cpu,
@@ -344,6 +345,39 @@ class Traced:
                 f"{old.dtype}{list(old.shape)} to {new.dtype}{list(new.shape)}",
                 hint="use the function that returns a new tensor, such as x.t() for x.t_()",
             )
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call, and what else a trace of it depends on.
+
+    Attributes:
+        tensors: Their tensors, on the device.
+        structure: What is around the tensors.
+        kinds: What a program knows of each: shape, dtype and whether the dtype is weak.
+        needs_gradient: Whether gradients are computed for each.
+        first: What `first_of_each` returns for them.
+    """
+
+    tensors: list[Tensor]
+    structure: Structure
+    kinds: tuple[Any, ...]
+    needs_gradient: tuple[bool, ...]
+    first: tuple[int, ...] | None
+
+
+def arguments_of(args: Sequence[Any], kwargs: dict[str, Any], *, with_gradient: bool) -> Arguments:
+    """Return the arguments of a call; tensors of the CPU are moved to the device."""
+    tensors: list[torch.Tensor] = []
+    structure = flatten((tuple(args), kwargs), tensors)
+    moved = on_device(tensors, with_gradient=with_gradient)
+    with plainly():
+        needed = tuple([with_gradient and tensor.requires_grad for tensor in moved])
+    kinds = tuple([_kind_of(tensor.box.array) for tensor in moved])
+    return Arguments(moved, structure, kinds, needed, first_of_each(moved, needed))
+
+
+def _kind_of(array: Any) -> Any:
+    return float if type(array) is float else array.aval
 
 
 def first_of_each(tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[int, ...] | None:
