@@ -139,7 +139,7 @@ class _Owners:
     """The modules, optimizers and tensors among the variables of a function, each once."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        found: list[Any] = []
+        owners: list[Any] = []
         self._looked_into: list[tuple[Any, list[Any]]] = []
         seen: set[int] = set()
         pending: list[Any] = [inspect.unwrap(function)]
@@ -149,15 +149,15 @@ class _Owners:
                 continue
             seen.add(id(value))
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer | Tensor):
-                found.append(value)
+                owners.append(value)
                 continue
             inside = _inside(value)
             if inside:
                 self._looked_into.append((value, inside))
                 pending += inside
-        self.modules = [o for o in found if isinstance(o, torch.nn.Module)]
-        self.optimizers = [o for o in found if isinstance(o, torch.optim.Optimizer)]
-        self.tensors = [o for o in found if isinstance(o, Tensor)]
+        self.modules = [o for o in owners if isinstance(o, torch.nn.Module)]
+        self.optimizers = [o for o in owners if isinstance(o, torch.optim.Optimizer)]
+        self.tensors = [o for o in owners if isinstance(o, Tensor)]
 
     def wrap(self) -> None:
         """Wrap the modules, which may have got new parts."""
@@ -467,13 +467,13 @@ def _refusing_draws() -> Iterator[None]:
 @contextmanager
 def _holding(state: _State, present: _Present, arrays: dict[str, Any]) -> Iterator[None]:
     """Let tensors hold these arrays, and what they held before at the end."""
-    held = [(tensor.box, tensor.box.array) for tensor in present.tensors.values()]
+    arrays_before = [(tensor.box, tensor.box.array) for tensor in present.tensors.values()]
     try:
-        for (box, _), name in zip(held, present.names, strict=True):
+        for (box, _), name in zip(arrays_before, present.names, strict=True):
             box.array = arrays[name]
         yield
     finally:
-        for box, array in held:
+        for box, array in arrays_before:
             box.array = array
         with plainly():
             for parameter, gradient in zip(state.params.values(), present.gradients, strict=True):

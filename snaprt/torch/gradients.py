@@ -398,10 +398,10 @@ def _accumulate_packed(leaves: Sequence[Tensor], gradients: Gradients) -> None:
 def _accumulate(leaves: Sequence[Tensor], arrays: Sequence[Any]) -> None:
     """Add arrays to the gradients of leaves, all in one operation."""
     present = arrays_of_gradients(leaves)
-    held = [index for index, array in enumerate(present) if array is not None]
-    if held:
-        sums = _add([present[index] for index in held], [arrays[index] for index in held])
-        for index, total in zip(held, sums, strict=True):
+    indices = [index for index, array in enumerate(present) if array is not None]
+    if indices:
+        sums = _add([present[index] for index in indices], [arrays[index] for index in indices])
+        for index, total in zip(indices, sums, strict=True):
             leaf = leaves[index]
             if leaf.due is None:
                 write(leaf.grad, total)  # type: ignore[arg-type]

@@ -236,12 +236,12 @@ class _Held:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         groups = optimizer.param_groups
         self._lists = [list(group["params"]) for group in groups]
-        given = [(p, number) for number, params in enumerate(self._lists) for p in params]
-        names = _unique_names([p for p, _ in given])
-        found = sorted(zip(names, given, strict=True), key=lambda pair: pair[0])
-        self._given = [p for _, (p, _) in found]
+        numbered = [(p, number) for number, params in enumerate(self._lists) for p in params]
+        names = _unique_names([p for p, _ in numbered])
+        ordered = sorted(zip(names, numbered, strict=True), key=lambda pair: pair[0])
+        self._given = [p for _, (p, _) in ordered]
         self._which = [due is not None for due in gradients_due(self._given)]
-        present = [pair for pair, there in zip(found, self._which, strict=True) if there]
+        present = [pair for pair, there in zip(ordered, self._which, strict=True) if there]
         self.params: dict[str, Tensor] = {name: p for name, (p, _) in present}
         self._state = optimizer.state
         self.states = [self._state[p] for p in self.params.values()]

@@ -167,7 +167,7 @@ def on_device_variant(
 ) -> Iterator[None]:
     """Let an optimizer read no values, and take its numbers from an array."""
     groups = optimizer.param_groups
-    held = [dict(group) for group in groups]
+    before = [dict(group) for group in groups]
     get_value = _adagrad._get_value
     try:
         _adagrad._get_value = lambda value: value  # it has no variant that reads none
@@ -191,9 +191,9 @@ def on_device_variant(
         yield
     finally:
         _adagrad._get_value = get_value
-        for group, before in zip(groups, held, strict=True):
+        for group, earlier in zip(groups, before, strict=True):
             group.clear()
-            group.update(before)
+            group.update(earlier)
 
 
 class _Changing(Tensor):
@@ -225,8 +225,8 @@ def _against_zero(compare: Callable[[int, int], bool]) -> Callable[[Any, Any], A
     return call
 
 
-def _lacks(number: Any, one: Any) -> Any:
-    return number.complement if type(one) in (int, float) and one == 1 else NotImplemented
+def _lacks(number: Any, minuend: Any) -> Any:
+    return number.complement if type(minuend) in (int, float) and minuend == 1 else NotImplemented
 
 
 def _power(number: Any, exponent: Any) -> Any:
@@ -266,11 +266,11 @@ class _Power:
     def __init__(self, logarithm: Any, steps: Tensor) -> None:
         self._logarithm = logarithm * array_of(steps).astype(jnp.result_type(float))
 
-    def __rsub__(self, one: float) -> Tensor:
-        return Tensor(-jnp.expm1(self._logarithm) - (1 - one))
+    def __rsub__(self, number: float) -> Tensor:
+        return Tensor(-jnp.expm1(self._logarithm) - (1 - number))
 
-    def __sub__(self, one: float) -> Tensor:
-        return Tensor(jnp.expm1(self._logarithm) - (one - 1))
+    def __sub__(self, number: float) -> Tensor:
+        return Tensor(jnp.expm1(self._logarithm) - (number - 1))
 
     def __rmul__(self, factor: Tensor) -> torch.Tensor:
         return factor * Tensor(jnp.exp(self._logarithm))

@@ -509,11 +509,11 @@ def _put_part(base: Any, values: Any, part: Any) -> None:
 
 def like(tensor: Tensor, array: Any) -> Tensor:
     """Return an array of the shape and dtype of a tensor as a tensor; attributes are not asked."""
-    made = torch.Tensor._make_wrapper_subclass(
+    result = torch.Tensor._make_wrapper_subclass(
         Tensor, tensor.shape, dtype=tensor.dtype, device=_NO_MEMORY
     )
-    made.box = Box(array)
-    return made
+    result.box = Box(array)
+    return result
 
 
 def scalar(value: float) -> Tensor:

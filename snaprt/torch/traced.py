@@ -276,7 +276,7 @@ class Traced:
         Yields:
             The attributes of the modules, by their names.
         """
-        held = [holder[name] for holder, name, _ in self._state.places]
+        tensors_before = [holder[name] for holder, name, _ in self._state.places]
         attributes = {name: dict(vars(m)) for name, m in self._state.modules.items()}
         try:
             for holder, name, position in self._state.places:
@@ -285,7 +285,7 @@ class Traced:
                 holder[name] = tensors[position]
             yield attributes
         finally:
-            for (holder, name, _), tensor in zip(self._state.places, held, strict=True):
+            for (holder, name, _), tensor in zip(self._state.places, tensors_before, strict=True):
                 holder[name] = tensor
             for name, module in self._state.modules.items():
                 before = attributes[name]
@@ -675,13 +675,15 @@ class _Mode(TorchFunctionMode):
             return _call(func, args, kwargs)
         kind, environment = versions.torchax().tensor.Tensor, self._environment
         constants = [t if hasattr(t, "jax") else kind(constant_of(t), environment) for t in tensors]
-        held = [(new, new._elem) for new, t in zip(constants, tensors, strict=True) if new is not t]
+        arrays_before = [
+            (new, new._elem) for new, t in zip(constants, tensors, strict=True) if new is not t
+        ]
         if func is torch.Tensor.__setitem__:
             raise _writes_to_constant()
         args, kwargs = unflatten(structure, iter(constants))
         with self:
             result = func(*args, **kwargs)
-        if any(constant._elem is not array for constant, array in held):
+        if any(constant._elem is not array for constant, array in arrays_before):
             raise _writes_to_constant()
         return result
 

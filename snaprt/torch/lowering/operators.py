@@ -211,11 +211,11 @@ def _search(
     def row(ordered: Any, values: Any) -> Any:
         return jnp.searchsorted(ordered, values, side=side)
 
-    found = jax.vmap(row)(
+    positions = jax.vmap(row)(
         ordered.reshape(-1, ordered.shape[-1]),
         values.reshape(math.prod(values.shape[:-1]), values.shape[-1]),
     )
-    return found.reshape(values.shape)
+    return positions.reshape(values.shape)
 
 
 def _bucketize(
