@@ -458,8 +458,8 @@ def _refusing_draws() -> Iterator[None]:
     if not torch.equal(before, torch.get_rng_state()):
         torch.set_rng_state(before)
         raise UsageError(
-            "a function compiled by snaprt.torch.jit draws random numbers on the CPU, which would "
-            "be the same in each call",
+            "a function compiled by snaprt.torch.jit draws random numbers on the CPU; each call "
+            "would get the same numbers",
             hint="draw them on the device: torch.randn(..., device=snaprt.torch.device())",
         )
 

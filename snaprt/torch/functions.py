@@ -43,7 +43,7 @@ def apply(cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a `torch.autograd.Function` while a function is traced.
 
     Raises:
-        UsageError: It is given keywords, or does not return a tensor that it marks as dirty.
+        UsageError: It gets keyword arguments, or does not return a tensor that it marks as dirty.
     """
     has_second_style = cls.setup_context is not _Function.setup_context
     if has_second_style:
@@ -52,8 +52,8 @@ def apply(cls: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         args, kwargs = bound.args, bound.kwargs
     if kwargs:
         raise UsageError(
-            f"{cls.__qualname__}.apply is given keywords, which only a class with setup_context "
-            "takes here",
+            f"{cls.__qualname__}.apply takes keyword arguments only if the class defines "
+            "setup_context",
             hint="pass the arguments by position",
         )
     context = Context()

@@ -108,8 +108,8 @@ def _refuse_references_from_before() -> None:
     def get(cls: Any) -> Any:
         if traced.is_tracing():
             raise UsageError(
-                f"{cls.__qualname__}.apply was taken from the class before snaprt.torch was used, "
-                "and has no gradient in what is wrapped",
+                f"a reference to {cls.__qualname__}.apply from before the first use of "
+                "snaprt.torch has no gradient in wrapped modules and functions",
                 hint=f"call {cls.__qualname__}.apply where it is used, or call "
                 "snaprt.torch.device() before the line that keeps it",
             )

@@ -183,7 +183,7 @@ class Part(NamedTuple):
             stride == 0 < size - 1 for stride, size in zip(self.strides, self.shape, strict=True)
         ):
             raise UsageError(
-                "an expanded tensor is changed in place, of which many elements are one",
+                "an in-place operation changes an expanded tensor, whose elements share memory",
                 hint="clone it first: x.expand(2, 3).clone()",
             )
         if self._is_all_of(array):
@@ -283,15 +283,15 @@ class Tensor(torch.Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """Say that `nn.Module.to` has to swap parameters: their memory cannot be replaced."""
         raise UsageError(
-            "tensors on the device jax cannot be taken apart by torch.compile or torch.export",
-            hint="use snaprt.torch.wrap or snaprt.torch.jit; what looks for tensors that share "
-            "memory needs them on the CPU",
+            "torch.compile and torch.export do not support tensors on the device jax",
+            hint="use snaprt.torch.wrap or snaprt.torch.jit; to find tensors that share memory, "
+            "move them to the CPU first",
         )
 
     @staticmethod
     def __tensor_unflatten__(*_: Any) -> Tensor:
         """Never called, but looked for with `__tensor_flatten__`."""
-        raise UsageError("tensors on the device jax cannot be put together from others")
+        raise UsageError("tensors on the device jax cannot be rebuilt from their parts")
 
     @classmethod
     def __torch_function__(
@@ -587,8 +587,8 @@ def constant_of(tensor: torch.Tensor) -> jax.Array:
     """
     if isinstance(tensor, Tensor):
         raise UsageError(
-            "a wrapped function uses a tensor that is neither an argument, nor a parameter or "
-            f"buffer of its module: {tensor.dtype}{list(tensor.shape)}",
+            "a wrapped function uses a tensor that is not an argument, parameter or buffer of its "
+            f"module: {tensor.dtype}{list(tensor.shape)}",
             hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
         )
     with jaxapi.evaluating():  # masks may decide about shapes

@@ -443,8 +443,8 @@ def _changed_in(
 def _keeps_a_tensor(name: str, attribute: str) -> UsageError:
     where = f"{name}.{attribute}" if name else attribute
     return UsageError(
-        f"the forward pass adds a tensor to what is in the attribute {where!r} of its module, or "
-        "sets it while it is compiled by snaprt.torch.jit",
+        f"the forward pass adds a tensor to the contents of attribute {where!r} of its module, or "
+        "sets the attribute while snaprt.torch.jit compiles it",
         hint="return the tensor, or register a buffer for it: "
         f"self.register_buffer({attribute!r}, ...)",
     )
@@ -596,8 +596,8 @@ def refuse_generator(func: Any, kwargs: dict[str, Any]) -> None:
     """
     if kwargs.get("generator") is not None:
         raise UsageError(
-            f"torch.{func.__name__} gets a torch.Generator inside of what is traced: the numbers "
-            "would be drawn once, and be the same in each call",
+            f"traced code passes a torch.Generator to torch.{func.__name__}; the numbers would be "
+            "drawn once, and each call would get the same",
             hint="leave the generator out and seed with torch.manual_seed, or draw outside and "
             "pass the numbers as an argument",
         )
@@ -634,8 +634,8 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in _GRADIENTS:
             raise UsageError(
-                "a wrapped function or module computes gradients itself, of what autograd does not "
-                "see while it is traced",
+                "a wrapped function or module computes gradients itself; autograd records nothing "
+                "while it is traced",
                 hint="wrap what is differentiated, and call torch.autograd.grad(..., "
                 "create_graph=True) outside",
             )
@@ -727,7 +727,7 @@ def _has_others(values: Sequence[Any]) -> bool:
 
 def _writes_to_constant() -> UsageError:
     return UsageError(
-        "a wrapped function writes to a tensor of the CPU that is none of its arguments",
+        "a wrapped function writes to a CPU tensor that is not one of its arguments",
         hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
     )
 

@@ -154,9 +154,9 @@ def test_gradients_of_a_wrapped_module_can_be_part_of_a_loss() -> None:
 
 def test_torch_compile_and_export_are_refused() -> None:
     model = snaprt.torch.wrap(nn.Linear(2, 2))
-    with pytest.raises(Exception, match=r"torch\.compile or torch\.export"):
+    with pytest.raises(Exception, match=r"torch\.compile and torch\.export"):
         torch.compile(model)(torch.ones(1, 2))
-    with pytest.raises(UsageError, match=r"torch\.compile or torch\.export"):
+    with pytest.raises(UsageError, match=r"torch\.compile and torch\.export"):
         torch.export.export(model, (torch.ones(1, 2),))
 
 

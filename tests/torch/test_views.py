@@ -255,9 +255,9 @@ def test_what_pytorch_refuses_to_write_to_is_refused() -> None:
     weight = torch.zeros(2, 3, device=snaprt.torch.device(), requires_grad=True)
     with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
         weight[0].add_(1)
-    with pytest.raises(UsageError, match="expanded tensor is changed in place"):
+    with pytest.raises(UsageError, match="changes an expanded tensor"):
         torch.zeros(3, device=snaprt.torch.device()).expand(2, 3).add_(1)
-    with pytest.raises(UsageError, match="do not share memory"):
+    with pytest.raises(UsageError, match="not share memory"):
         torch.zeros(3, dtype=torch.complex64, device=snaprt.torch.device()).real.add_(1)
     assert weight.tolist() == [[0, 0, 0], [0, 0, 0]]
 
@@ -305,5 +305,5 @@ def test_a_wrapped_function_does_not_write_to_a_tensor_of_the_cpu() -> None:
     total = torch.zeros(3)
     x = torch.ones(3, device=snaprt.torch.device())
     for write in (total.add_, lambda x: total.__setitem__(0, x[0]), lambda x: total.copy_(x)):
-        with pytest.raises(UsageError, match="tensor of the CPU"):
+        with pytest.raises(UsageError, match="a CPU tensor"):
             snaprt.torch.wrap(lambda x, write=write: [write(x), x][1])(x)

@@ -106,7 +106,7 @@ def _write(tensor: Any, array: Any) -> None:
         view.write(array)
     else:
         raise UsageError(
-            "the shape or dtype of a tensor that is a view of another one is changed in place",
+            "an in-place operation changes the shape or dtype of a view",
             hint="use the function that returns a new tensor, such as x.unsqueeze(0) for "
             "x.unsqueeze_(0)",
         )
@@ -219,8 +219,8 @@ def mark_views(
         found = places_of(func, place, rest, kwargs)
         if found is None:
             raise UsageError(
-                "a tensor is used that is a view of another one, and one of them was changed in "
-                "place; for this kind of view, tensors on this device do not share memory",
+                "a view of a complex tensor's real or imaginary part, or of its conjugate, does "
+                "not share memory with the tensor, and one of them was changed in place",
                 hint="take the view again after the change, or copy it: x.real.clone()",
             )
         return found

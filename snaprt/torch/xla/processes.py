@@ -54,7 +54,7 @@ def check_alone(name: str) -> None:
     if place.processes > 1:
         raise UsageError(
             f"{name} was called in rank {place.rank} of {place.processes} processes; PyTorch code "
-            "trains in one process here, and gradients are not added over processes",
+            "trains in one process here, and gradients are not summed across processes",
             hint="start one process; several devices need JAX's shardings "
             "(docs/how-to/many-processes.md)",
         )
@@ -432,7 +432,7 @@ class _Alone(torch.nn.Module):
             UsageError: Always.
         """
         raise UsageError(
-            "nothing would call the hook: gradients are not added over processes here",
+            "nothing would call the hook: gradients are not summed across processes here",
             hint="leave the call out, or register hooks of the parameters",
         )
 
