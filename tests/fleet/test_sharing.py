@@ -141,7 +141,7 @@ if rank == 1:
 """
     text = launch(tmp_path, code, 2, "--record", "--when", "nan", begin=IN_ANOTHER_ORDER)
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3)}
-    assert "is recorded without rank 0: it holds that execution no longer" in text
+    assert "is recorded without rank 0: it no longer holds that execution" in text
     missing = (tmp_path / "dump" / "ranks" / "missing-000000.jsonl").read_text()
     line = json.loads(missing)
     assert line["execution"] == 3
@@ -152,12 +152,12 @@ if rank == 1:
         (0, 0, 1),
         (1, 1, 0),
     ]
-    assert rows[0]["missing"][0]["why"] == "it holds that execution no longer"
+    assert rows[0]["missing"][0]["why"] == "it no longer holds that execution"
     assert [row["state"]["rank"] for row in rows] == [0, 1]
     assert rows[0]["state"]["execution"] == 499
     assert rows[0]["state"]["ended"] == "finished"
     shown = run_program((*SNAPRT, "ls", "dump", "--ranks"), folder=tmp_path, COLUMNS=160).stdout
-    assert "<lambda> 3 (it holds that execution no longer)" in " ".join(shown.split())
+    assert "<lambda> 3 (it no longer holds that execution)" in " ".join(shown.split())
     for file in (tmp_path / "dump").glob("*.snap"):
         file.write_bytes(file.read_bytes()[:100])
     damaged = run_program((*SNAPRT, "ls", "dump", "--ranks"), status=1, folder=tmp_path)

@@ -278,12 +278,12 @@ BOTH_ROLES: Final = frozenset(("inputs", "outputs"))
 _NUMBERS: Final = "numbers and ranges, such as 5, 100-200, 1000- or 0|10|20"
 
 WORDS: Final[tuple[Word, ...]] = (
-    Word("all", bool, "", "Every execution; of use where there is nothing else to say."),
+    Word("all", bool, "", "Every execution. Use it alone."),
     Word(
         "name",
         _pattern,
         "a regular expression; \\, and \\; stand for a comma and a semicolon",
-        "Graphs in whose name the expression is found.",
+        "Graphs whose name the expression matches, in whole or in part.",
         lambda pattern, moment: pattern.search(moment.name) is not None,
         lasts=True,
     ),
@@ -305,19 +305,19 @@ WORDS: Final[tuple[Word, ...]] = (
         "every",
         _positive,
         "a number, 1 or more",
-        "Of the executions of a graph for which the other words hold, the first and every Nth.",
+        "The first and every Nth execution of a graph that meets the other conditions.",
     ),
     Word(
         "first",
         _positive,
         "a number, 1 or more",
-        "Of the executions of a graph for which the other words hold, so many.",
+        "The first N executions of a graph that meet the other conditions.",
     ),
     Word(
         "time",
         _ranges(units.parse_duration),
         "a range of us, ms, s, m or h since the start, such as 90s-5m or 1h-",
-        "Executions that begin in this time since recording was first asked for.",
+        "Executions that begin this long after recording was first requested.",
         lambda ranges, moment: moment.seconds in ranges,
         is_local=True,
     ),
@@ -325,7 +325,7 @@ WORDS: Final[tuple[Word, ...]] = (
         "clock",
         _ranges(_clock),
         "a range of the local time, such as 14:00-15:30",
-        "Executions that begin at this time of the day.",
+        "Executions that begin at this time of day.",
         lambda ranges, moment: _time_of_day() in ranges,
         is_local=True,
     ),
@@ -342,9 +342,11 @@ WORDS: Final[tuple[Word, ...]] = (
         "device",
         _ranges(_number),
         _NUMBERS,
-        "The devices that are recorded, by their place among this process's own of the program.",
+        "The devices to record, by their position among the program's devices in this process.",
     ),
-    Word("record", _roles, "inputs, outputs or inputs|outputs", "What is written; else both are."),
+    Word(
+        "record", _roles, "inputs, outputs or inputs|outputs", "What to write. The default is both."
+    ),
 )
 
 _ALL: Final[tuple[Word | Trigger, ...]] = (*WORDS, *TRIGGERS)

@@ -299,5 +299,5 @@ class Outcomes:
             self.stop_with = (
                 f"execution {execution.moment.execution} of {execution.executable.name}."
                 f"{execution.executable.graph_id} was recorded for {cause.reason!r} into "
-                f"{execution.plan.folder}, and the program is to stop then"
+                f"{execution.plan.folder}; stopping the program, as requested"
             )

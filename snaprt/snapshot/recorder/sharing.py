@@ -262,7 +262,7 @@ class Sharing:
                     self._awaited.add(key)
                 return
         if execution is None:
-            self._miss(key, cause, "it holds that execution no longer")
+            self._miss(key, cause, "it no longer holds that execution")
         else:
             self._filing.writer.call(functools.partial(self._record, execution, cause))
 

@@ -85,7 +85,7 @@ TRIGGERS: Final = (
     ),
     Trigger(
         "recheck",
-        "Running the execution again gives different bits; `every=N` runs only each Nth again.",
+        "Running it again gives different bits. With `every=N`, only every Nth runs again.",
         lambda value, execution, error, took: False,  # `recheck.py` judges it when it begins
         allowed="device, to use another device of this process for it; or stands alone",
         may_stand_alone=True,
