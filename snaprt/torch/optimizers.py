@@ -95,16 +95,25 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
     return zero_grad
 
 
-def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Run the step, where it can be compiled, and leave PyTorch nothing to do."""
-    has_closure = any(argument is not None for argument in (*args[1:], *kwargs.values()))
-    if has_closure or type(optimizer) not in KNOWN:
-        return
-    if optimizer._optimizer_step_pre_hooks:
-        return
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """Run the step, where it can be compiled, and leave PyTorch nothing to do.
+
+    Returns:
+        The arguments of PyTorch's own step, where they have to change: a closure is called here.
+    """
+    given = (*args[1:], *kwargs.values())
+    is_known = type(optimizer) in KNOWN and not optimizer._optimizer_step_pre_hooks
+    if len(given) > 1 or not is_known:
+        return None
+    changed: Any = None
+    if given and given[0] is not None:
+        with torch.enable_grad():
+            loss = given[0]()
+        changed = ((args[0], lambda: loss), {})
     if _steps_of(optimizer).run(optimizer):
         _groups[optimizer] = optimizer.param_groups
         optimizer.param_groups = []
+    return changed
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

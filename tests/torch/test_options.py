@@ -171,3 +171,30 @@ def test_a_step_with_the_closure_none_is_compiled() -> None:
             optimizer.step(**arguments)
             optimizer.step(None)
     torch.testing.assert_close(ours.weight.detach().cpu(), plain.weight.detach())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_step_with_a_closure_is_compiled(kind: Any, is_compiled: bool) -> None:
+    plain = nn.Linear(3, 2)
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    metrics.clear_all()
+    results = []
+    for model in (plain, ours):
+        optimizer = kind(model.parameters(), lr=0.1, fused=True)  # no operation is
+
+        def step(x: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(x).square().sum()
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure)
+
+        if is_compiled and model is ours:
+            step = snaprt.torch.jit(step)
+        losses = [step(torch.full((1, 3), float(number))) for number in range(1, 4)]
+        results.append([t.detach().cpu() for t in (*losses, model.weight)])
+    torch.testing.assert_close(results[1], results[0])
+    assert not metrics.counter_value("torch::untraced_optimizers")
