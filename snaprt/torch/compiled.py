@@ -418,7 +418,7 @@ class _Step:
             results_of: dict[int, str] = {}
             self._written = []
             for (name, tensor), first in zip(present.tensors.items(), present.names, strict=True):
-                array = tensor.box.array
+                array = array_of(tensor)
                 if array is not arrays[first]:
                     result_name = results_of.setdefault(id(array), name)
                     written[result_name] = array
@@ -466,15 +466,29 @@ def _refusing_draws() -> Iterator[None]:
 
 @contextmanager
 def _holding(state: _State, present: _Present, arrays: dict[str, Any]) -> Iterator[None]:
-    """Let tensors hold these arrays, and what they held before at the end."""
-    arrays_before = [(tensor.box, tensor.box.array) for tensor in present.tensors.values()]
+    """Let tensors hold these arrays, and what they held before at the end.
+
+    Meanwhile, views of tensors that the step does not know are none: the base must hold no tracer.
+    """
+    tensors = [*present.tensors.values()]
+    arrays_before = [(tensor.box, tensor.box.array) for tensor in tensors]
+    boxes = {id(tensor.box) for tensor in tensors}
+    views = [
+        (tensor, view)
+        for tensor in tensors
+        if (view := tensor.view_of) is not None and id(view.base.box) not in boxes
+    ]
     try:
         for (box, _), name in zip(arrays_before, present.names, strict=True):
             box.array = arrays[name]
+        for tensor, _ in views:
+            tensor.view_of = None
         yield
     finally:
         for box, array in arrays_before:
             box.array = array
+        for tensor, view in views:
+            tensor.view_of = view
         with plainly():
             for parameter, gradient in zip(state.params.values(), present.gradients, strict=True):
                 parameter.grad = gradient

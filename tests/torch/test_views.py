@@ -251,6 +251,39 @@ def test_a_view_without_a_gradient_keeps_no_history_alive() -> None:
     assert other.tolist() == [3, 3, 3, 2, 2, 2]
 
 
+def _step_of_flat_parameters(device: Any, jit: Any, *, reads_base: bool) -> list[torch.Tensor]:
+    flat = torch.linspace(-1, 1, 8, device=device)
+    params = [nn.Parameter(part) for part in flat.split(4)]
+    optimizer = torch.optim.SGD(params, 0.1)
+
+    @jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = (params[0] * x * params[1]).sum()
+        if reads_base:
+            loss = loss + flat.sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if reads_base:
+            flat.mul_(0.5)
+            with torch.no_grad():
+                params[0].add_(flat[4:])
+        return loss.detach()
+
+    losses = [step(torch.arange(4.0, device=device)) for _ in range(4)]
+    flat.add_(1)
+    return [*losses, flat, *params]
+
+
+@pytest.mark.parametrize("reads_base", [False, True])
+def test_a_compiled_step_writes_to_views_and_what_they_show(reads_base: bool) -> None:
+    found, expected = (
+        [t.detach().cpu() for t in _step_of_flat_parameters(device, jit, reads_base=reads_base)]
+        for device, jit in ((snaprt.torch.device(), snaprt.torch.jit), ("cpu", lambda f: f))
+    )
+    torch.testing.assert_close(found, expected)
+
+
 def test_what_pytorch_refuses_to_write_to_is_refused() -> None:
     weight = torch.zeros(2, 3, device=snaprt.torch.device(), requires_grad=True)
     with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
