@@ -215,6 +215,15 @@ def _assign_in_steps(device: Any) -> list[torch.Tensor]:
     return [x, row, loss, weight, weight.grad]  # type: ignore[list-item]
 
 
+def _views_of_a_copy(device: Any) -> list[torch.Tensor]:
+    x = torch.arange(6.0, device=device).reshape(2, 3)
+    copy = x.t().reshape(-1)
+    part = copy[2:]
+    copy.add_(1)
+    part[0] = 9
+    return [x, copy, part]
+
+
 def _parts_of_complex_numbers(device: Any) -> list[torch.Tensor]:
     numbers = torch.tensor([1 + 2j, 3 - 1j], device=device)
     copies = [numbers.real.contiguous(), numbers.imag.clone()]
@@ -225,7 +234,10 @@ def _parts_of_complex_numbers(device: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize(
     "program",
-    [_flat_parameters, _counts, _gates, _history, _assign_in_steps, _parts_of_complex_numbers],
+    [
+        *(_flat_parameters, _counts, _gates, _history, _assign_in_steps, _views_of_a_copy),
+        _parts_of_complex_numbers,
+    ],
 )
 def test_outside_of_wrapped_functions_views_share_memory_as_pytorch_s_do(
     program: Callable[[Any], list[torch.Tensor]], is_lazy: bool

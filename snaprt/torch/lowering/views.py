@@ -207,6 +207,8 @@ def mark_views(
         result: What it returned.
     """
     shown = base.view_of
+    if shown is not None and _is_copy(shown):
+        shown = base.view_of = None
     root = base if shown is None else shown.base
     before = functools.partial(_meta, kind) if shown is None else shown.locate
     rest = [*map(_without_memory, rest)]  # a view must not keep the history of others
@@ -219,8 +221,8 @@ def mark_views(
         found = places_of(func, place, rest, kwargs)
         if found is None:
             raise UsageError(
-                "a view of a complex tensor's real or imaginary part, or of its conjugate, does "
-                "not share memory with the tensor, and one of them was changed in place",
+                "a view and its tensor do not share memory on this device, and one of them was "
+                "changed in place: so it is with the real and imaginary parts of complex numbers",
                 hint="take the view again after the change, or copy it: x.real.clone()",
             )
         return found
@@ -232,6 +234,13 @@ def mark_views(
         if tensor is not base:
             view = View(root, functools.partial(_at, places, index))
             tensor.view_of = view.detached() if is_detached else view
+
+
+def _is_copy(view: View) -> bool:
+    try:
+        return view.locate() is None
+    except UsageError:
+        return False
 
 
 def _at(places: Callable[[], list[torch.Tensor | None]], index: int) -> torch.Tensor | None:
