@@ -197,8 +197,6 @@ class _Steps:
         except (RuntimeError, TypeError, ValueError, AssertionError, jax.errors.JAXTypeError) as e:
             if key in self._traces:
                 raise
-            if self.options.stop_changing():
-                return self.run(optimizer)
             self._give_up(optimizer, f"{type(e).__name__}: {e}")
             return False
         self._traces[key] = trace

@@ -52,7 +52,6 @@ class Options:
 
     def __init__(self) -> None:
         self.changing: dict[Place, None] = {}
-        self._may_change = True
         self._groups: Any = None
         self._numbers: dict[Place, float] = {}
         self._key: Any = None
@@ -76,9 +75,8 @@ class Options:
         """Note which numbers have changed, and return the key."""
         now = dict(_numbers_in(groups))
         before, self._numbers = self._numbers, now
-        if self._may_change:
-            changed = [place for place, value in now.items() if value != before.get(place, value)]
-            self.changing |= dict.fromkeys(changed)
+        changed = [place for place, value in now.items() if value != before.get(place, value)]
+        self.changing |= dict.fromkeys(changed)
         self.changing = {place: None for place in self.changing if place in now}
         key = tuple(
             [
@@ -95,13 +93,6 @@ class Options:
             return rates
         values = [self._numbers[place] for place in self.changing]
         return [*rates, *[number for value in values for number in _forms(value)]]
-
-    def stop_changing(self) -> bool:
-        """Compile for every number from here on; return whether any was an operand."""
-        had = bool(self.changing)
-        self.changing = {}
-        self._groups, self._may_change = None, False
-        return had
 
 
 def _places_in(groups: list[list[tuple[str, Any]]]) -> Iterator[tuple[Place, Any]]:
