@@ -27,7 +27,14 @@ from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.lowering import numbers, versions
 from snaprt.torch.lowering.corrections import CLAMPING, CORRECTIONS, NARROWED, WIDENED, clamping
 from snaprt.torch.lowering.operators import corrected_environment
-from snaprt.torch.lowering.views import as_item, note_views, unseen_by_autograd, watch_views
+from snaprt.torch.lowering.views import (
+    as_index,
+    note_views,
+    slice_of,
+    takes_copy,
+    unseen_by_autograd,
+    watch_views,
+)
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import (
     Tensor,
@@ -736,7 +743,11 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function; one that writes in place and is not known becomes one that does not."""
     not_known = versions.torchax().tensor.OperatorNotFound
     if func is torch.Tensor.__getitem__:
-        args = as_item(*args)
+        args = (args[0], as_index(args[1]))
+        if hasattr(args[0], "jax") and not takes_copy(args[1]):
+            return slice_of(*args)
+    if func is torch.Tensor.copy_ and args[0].shape != args[1].shape:
+        args = (args[0], args[1].expand(args[0].shape))
     of_numbers = numbers.call_of(func, args, kwargs)
     try:
         result = func(*args, **kwargs)

@@ -52,6 +52,8 @@ WRITES: dict[str, Function] = {
     "foreach": lambda x: torch._foreach_mul_([*x.unbind(0)], 2.0),
     "relu": lambda x: nn.functional.relu(x.view(-1), inplace=True),
     "masked": lambda x: x.view(-1).masked_fill_(x.view(-1) > 0, 0.5),
+    "masked slice": lambda x: x[1:, ::2].masked_fill_(x[1:, ::2] > 0, 0.5),
+    "view of a detached view": lambda x: x.transpose(0, 1).detach().reshape(6, 4).mul_(3),
     "mask index": lambda x: x.view(-1).__setitem__(x.view(-1) > 0, 0.5),
     "no_grad": torch.no_grad()(lambda x: x.view(-1).mul_(2)),
 }
@@ -112,9 +114,31 @@ def test_gradients_flow_through_writes_to_views(name: str, is_wrapped: bool) -> 
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_detached_tensor_has_the_gradients_of_what_is_written_to_its_views(
+    is_wrapped: bool,
+) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        detached = y.detach()
+        part = detached.unsqueeze(0)[..., 1:]
+        part.copy_(x[1:] * x[0] + x[1])
+        return y.sum() + (detached * torch.arange(1.0, 5.0, device=x.device)).sum() + part.sum()
+
+    found = []
+    for device in ("cpu", snaprt.torch.device()):
+        x = torch.linspace(-1, 1, 4).to(device).requires_grad_()
+        function = snaprt.torch.wrap(loss) if is_wrapped and device != "cpu" else loss
+        value = function(x)
+        value.backward()
+        assert x.grad is not None
+        found.append((value.detach().cpu(), x.grad.cpu()))
+    torch.testing.assert_close(*found)
+
+
 def test_the_shape_of_a_view_is_not_changed_in_place() -> None:
     x = torch.zeros(2, 3, device=snaprt.torch.device())
-    with pytest.raises(UsageError, match="changed in place"):
+    with pytest.raises(UsageError, match="changes the shape or dtype of a view"):
         snaprt.torch.wrap(lambda x: x.view(-1).unsqueeze_(0).mul_(2))(x)
 
 

@@ -1,7 +1,8 @@
 """Tensors that show part of another one: what is written to one of them is written to both.
 
-torchax knows this of slices. Of other views it makes copies, from which writes would not come back.
-Where a view lies in the memory of its base is found out by PyTorch, on tensors without memory.
+torchax makes copies, from which writes would not come back, or slices that some writes leave
+alone. Where a view lies in the memory of its base is found out by PyTorch, on tensors without
+memory. A detached tensor is a base of its own for its views, as it is for autograd.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _View:
     """Where a tensor of torchax lies in its base.
 
     Args:
-        base: A tensor that is no view itself.
+        base: A tensor that is no view itself, or a detached one.
         place: A tensor without memory, of the shape of the view, at its place in the base.
         is_detached: Whether gradients do not flow from one to the other.
     """
@@ -59,8 +60,7 @@ class _View:
     def read(self) -> Any:
         """Return the values of the view as the base has them now."""
         self.seen = self.base._elem
-        values = Part.of(self.place).read(self.seen)
-        return jax.lax.stop_gradient(values) if self.is_detached else values
+        return Part.of(self.place).read(self.seen)
 
     def write(self, values: Any) -> None:
         """Write values of the shape of the view to the base."""
@@ -92,7 +92,9 @@ def _read(tensor: Any) -> Any:
     values = vars(tensor)
     view = values.get("_snaprt_view")
     if view is not None and view.base._elem is not view.seen:
-        values["_elem"] = view.read()
+        new = view.read()
+        is_detached = view.is_detached
+        values["_elem"] = unseen_by_autograd(values["_elem"], new) if is_detached else new
     return values["_elem"]
 
 
@@ -263,11 +265,11 @@ def _as_list(part: Any) -> Any:
     return [*part] if isinstance(part, tuple | range) else part
 
 
-def as_item(tensor: Any, index: Any) -> tuple[Any, Any]:
-    """Return what to take, and by which index: of torchax's slices, it takes slices alone."""
-    index = as_index(index)
-    is_slice = "_elem" not in vars(tensor) and hasattr(tensor, "torch")
-    return (tensor.torch() if is_slice and takes_copy(index) else tensor), index
+def slice_of(tensor: Any, index: Any) -> Any:
+    """Return a part of a tensor of torchax by an index that takes a view."""
+    result = versions.torchax().tensor.Tensor(tensor.jax()[index], tensor._env)
+    note_views(_T.__getitem__, (tensor, index), {}, result)
+    return result
 
 
 def takes_copy(index: Any) -> bool:
@@ -296,11 +298,9 @@ def _place_of(tensor: Any) -> tuple[Any, torch.Tensor | None, bool]:
     if not hasattr(tensor, "jax"):
         return None, None, False
     view = vars(tensor).get("_snaprt_view")
-    if view is not None:
-        return view.base, view.place, view.is_detached
-    if "_elem" not in vars(tensor):  # a slice by torchax, of what is not known
-        return None, None, False
-    return tensor, _without_memory(tensor), False
+    if view is None or (view.is_detached and view.place.is_contiguous()):
+        return tensor, _without_memory(tensor), False
+    return view.base, view.place, view.is_detached
 
 
 def _without_memory(value: Any) -> Any:
