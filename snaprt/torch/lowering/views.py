@@ -218,19 +218,16 @@ def mark_views(
     @functools.cache
     def places() -> list[torch.Tensor | None]:
         place = before()
-        if place is None:
-            return [None] * count
-        found = places_of(func, place, rest, kwargs)
-        if found is None:
+        located = None if place is None else places_of(func, place, rest, kwargs)
+        if located is None:
             raise UsageError(
                 "a view and its tensor do not share memory on this device, and one of them was "
                 "changed in place: so it is with the real and imaginary parts of complex numbers",
                 hint="take the view again after the change, or copy it: x.real.clone()",
             )
-        return found
+        return located
 
     results = result if isinstance(result, tuple | list) else (result,)
-    count = len(results)
     is_detached = not torch.is_grad_enabled()
     for index, tensor in enumerate(results):
         if tensor is not base:
