@@ -547,8 +547,8 @@ def _draw_on_cpu(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (_draw_by_own, "gets a torch.Generator"),
-        (_draw_by_plain, "gets a torch.Generator"),
+        (_draw_by_own, "passes a torch.Generator"),
+        (_draw_by_plain, "passes a torch.Generator"),
         (_draw_on_cpu, "draws random numbers on the CPU"),
     ],
 )
