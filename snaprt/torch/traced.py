@@ -25,7 +25,7 @@ from snaprt.torch import gradients
 from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.lowering import numbers, versions
-from snaprt.torch.lowering.corrections import CLAMPING, CORRECTIONS, NARROWED, WIDENED, clamping
+from snaprt.torch.lowering.corrections import ARGUMENTS, CORRECTIONS, NARROWED, WIDENED
 from snaprt.torch.lowering.operators import corrected_environment
 from snaprt.torch.lowering.views import (
     as_index,
@@ -179,7 +179,7 @@ class Traced:
         else:
             _, others = self._jax.evaluate(inputs, key)
         plain, writes, replaced = others
-        for position in self._written.values() if self._variables else ():
+        for position in self._written.values():
             write_back(tensors[position])
         for position, array in zip(self._writes, writes, strict=True):
             write(tensors[position], array)
@@ -663,9 +663,10 @@ class _Mode(TorchFunctionMode):
             return self._with_constants(func, args, kwargs)
         if func in NARROWED or func in WIDENED:
             args, kwargs = self._cast(func, args, kwargs)
-        if func in CLAMPING:
+        adapt = ARGUMENTS.get(func)
+        if adapt is not None:
             with self:
-                args, kwargs = clamping(args, kwargs)
+                args, kwargs = adapt(args, kwargs)
         correction = CORRECTIONS.get(func)
         if correction is not None:
             with self:
@@ -746,8 +747,6 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
         args = (args[0], as_index(args[1]))
         if hasattr(args[0], "jax") and not takes_copy(args[1]):
             return slice_of(*args)
-    if func is torch.Tensor.copy_ and args[0].shape != args[1].shape:
-        args = (args[0], args[1].expand(args[0].shape))
     of_numbers = numbers.call_of(func, args, kwargs)
     try:
         result = func(*args, **kwargs)

@@ -43,6 +43,7 @@ class CompiledAhead:
 
     lowered: jax.stages.Lowered  # the program, which holds the executable
     like: FlatCall  # a call of it, without the arguments
+    kinds: list[tuple[Any, Any]]  # the shape and dtype of each argument
     known: Any = None  # what whoever looks at its calls wants to keep
 
 
@@ -93,8 +94,7 @@ def _is_taken(ahead: CompiledAhead, leaves: Any, tree: Any) -> bool:
         actual = [(kind.shape, kind.dtype) for kind in map(jax.typeof, leaves)]
     except (TypeError, ValueError):  # not an array
         return False
-    kinds = [(info.shape, info.dtype) for info in jax.tree.leaves(ahead.lowered.args_info)]
-    return actual == kinds and tree == ahead.lowered.in_tree
+    return actual == ahead.kinds and tree == ahead.lowered.in_tree
 
 
 def _ahead(lowered: Any, compiled: Any, options: Any, devices: Any) -> CompiledAhead | None:
@@ -117,7 +117,9 @@ def _ahead(lowered: Any, compiled: Any, options: Any, devices: Any) -> CompiledA
         (), debug_info.arg_names, len(described.in_avals), debug_info.result_paths,
         len(arguments["global_out_avals"]), params,
     )  # fmt: skip
-    return CompiledAhead(jax.stages.Lowered(lowering, lowered.args_info, lowered.out_tree), like)
+    kinds = [(info.shape, info.dtype) for info in jax.tree.leaves(lowered.args_info)]
+    lowered = jax.stages.Lowered(lowering, lowered.args_info, lowered.out_tree)
+    return CompiledAhead(lowered, like, kinds)
 
 
 def called_with(ahead: CompiledAhead, args: Any) -> FlatCall:

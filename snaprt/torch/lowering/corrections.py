@@ -169,23 +169,38 @@ def attention(
     return torch.dropout(weights, dropout_p, dropout_p > 0) @ value
 
 
-def clamping(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+Adapted = tuple[Any, dict[str, Any]]
+
+
+def _with_bounds_alike(args: Any, kwargs: dict[str, Any]) -> Adapted:
     """Return the arguments of `torch.clamp`, of whose bounds none or all are tensors."""
     named = {**dict(zip(("input", "min", "max"), args, strict=False)), **kwargs}
     bounds = {name: named[name] for name in ("min", "max") if named.get(name) is not None}
     if len({isinstance(bound, torch.Tensor) for bound in bounds.values()}) > 1:
-        given = {name: torch.as_tensor(bound, device="jax") for name, bound in bounds.items()}
-        return (named["input"],), given
+        tensors = {name: torch.as_tensor(bound, device="jax") for name, bound in bounds.items()}
+        return (named["input"],), tensors
+    return args, kwargs
+
+
+def _with_source_expanded(args: Any, kwargs: dict[str, Any]) -> Adapted:
+    """Return the arguments of `Tensor.copy_`, of which both have one shape."""
+    if len(args) > 1 and args[0].shape != args[1].shape:
+        return (args[0], args[1].expand(args[0].shape), *args[2:]), kwargs
     return args, kwargs
 
 
 _T = torch.Tensor
 _private: Any = torch
 
-CLAMPING: Final = frozenset(
-    getattr(place, name) for place in (torch, _T) for name in ("clamp", "clamp_", "clip", "clip_")
-)
-"""The functions that `clamping` is for."""
+ARGUMENTS: Final[dict[Any, Callable[[Any, dict[str, Any]], Adapted]]] = {
+    **{
+        getattr(place, name): _with_bounds_alike
+        for place in (torch, _T)
+        for name in ("clamp", "clamp_", "clip", "clip_")
+    },
+    _T.copy_: _with_source_expanded,
+}
+"""What a function is called with on tensors of torchax, in the place of its arguments."""
 
 # As `torch.autocast` does on the CPU; torchax knows only what reaches it as an operator of C++.
 NARROWED: Final[frozenset[Any]] = frozenset(

@@ -80,12 +80,6 @@ def known(tensor: Any) -> torch.Tensor | None:
     return value if value is not None and tensor._elem is array else None
 
 
-def known_or(value: Any) -> Any:
-    """Return the value of a tensor where it is known, and all else as it is."""
-    number = known(value)
-    return value if number is None else number
-
-
 def with_bounds(part: Any) -> Any:
     """Return a slice with numbers in the place of tensors, and all else as it is."""
     if not isinstance(part, slice):
@@ -93,4 +87,4 @@ def with_bounds(part: Any) -> Any:
     bounds = (part.start, part.stop, part.step)
     if not any(isinstance(bound, torch.Tensor) for bound in bounds):
         return part
-    return slice(*[None if bound is None else operator.index(known_or(bound)) for bound in bounds])
+    return slice(*[None if bound is None else operator.index(_copied(bound)) for bound in bounds])
