@@ -23,6 +23,7 @@ from snaprt.errors import UsageError
 from snaprt.torch import gradients as gradients_module
 from snaprt.torch import modules, optimizers, traced
 from snaprt.torch.options import Operands, rates_of
+from snaprt.torch.packs import Pack
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import (
     Structure,
@@ -32,7 +33,16 @@ from snaprt.torch.structure import (
     unflatten,
     values_of,
 )
-from snaprt.torch.tensors import Tensor, array_of, gradients_of, plainly, write
+from snaprt.torch.tensors import (
+    PackedBox,
+    Tensor,
+    array_of,
+    gradients_of,
+    plainly,
+    put_in_pack,
+    whole_packs,
+    write_all,
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -247,6 +257,10 @@ class _State:
                             add(f"{owner}.{key}.{number}", value)
             self._flags = [tensor.requires_grad for tensor in owners.tensors]
         self.tensors = dict(sorted(named.items()))
+        self._boxes: list[Any] = []
+        self._types: list[type] = []
+        self._alone: dict[str, Tensor] = self.tensors
+        self._packed: list[_Packed] = []
         self._snapshots = [modules.Snapshot(module) for module in owners.modules]
         self._groups = [[list(g["params"]) for g in o.param_groups] for o in owners.optimizers]
         self._values = [*self._state_of_optimizers()]
@@ -273,7 +287,8 @@ class _State:
     def present(self) -> _Present:
         """Return the arrays and gradients of now."""
         gradients = gradients_of([*self.params.values()])
-        tensors = self.tensors
+        self._find_packs()
+        tensors = self._alone
         if any(map(_is_there, gradients)):
             named = zip(self.params, gradients, strict=True)
             tensors = {**tensors, **{f"{n}.grad": g for n, g in named if g is not None}}
@@ -281,7 +296,26 @@ class _State:
         numbers = [*map(id, arrays)]
         first = dict(zip(reversed(numbers), reversed(tensors), strict=True))
         names = tuple(map(first.__getitem__, numbers))
-        return _Present(tensors, gradients, names, dict(zip(names, arrays, strict=True)))
+        return _Present(
+            tensors, gradients, names, dict(zip(names, arrays, strict=True)), self._packed
+        )
+
+    def _find_packs(self) -> None:
+        """Find the packs that consist of these tensors, if that has changed."""
+        boxes = [tensor.box for tensor in self.tensors.values()]
+        types = [*map(type, boxes)]
+        is_broken = any(packed.pack.is_broken for packed in self._packed)
+        if not is_broken and are_the_same(boxes, self._boxes) and types == self._types:
+            return
+        self._boxes, self._types = boxes, types
+        names = {id(tensor): name for name, tensor in self.tensors.items()}
+        packs = whole_packs([*self.tensors.values()])
+        self._packed = [
+            _Packed(pack, f"{number}." if number else "", {names[id(t)]: t for t in tensors})
+            for number, (pack, tensors) in enumerate(packs.items())
+        ]
+        inside = {name for packed in self._packed for name in packed.tensors}
+        self._alone = {name: t for name, t in self.tensors.items() if name not in inside}
 
     def take_attributes(self) -> None:
         """Take note of attributes of modules that a trace may have changed."""
@@ -314,25 +348,75 @@ class _State:
             start += len(given)
 
 
+class _Packed:
+    """A pack that consists of tensors of the state.
+
+    Attributes:
+        pack: The pack.
+        tensors: The tensors in it, by name.
+        names: The names of the packed arrays.
+        places: For each tensor, its box and the number of the part.
+    """
+
+    def __init__(self, pack: Pack, prefix: str, tensors: dict[str, Tensor]) -> None:
+        self.pack = pack
+        self.tensors = tensors
+        self.names = [f"{prefix}{name}" for name in pack.layout.names]
+        self.places = [(tensor.box, tensor.box.place[1]) for tensor in tensors.values()]
+
+    @contextmanager
+    def holding(self, arrays: dict[str, Any]) -> Iterator[None]:
+        """Let the pack have these arrays, and at the end what it had before."""
+        with self.pack.holding([arrays[name] for name in self.names]):
+            try:
+                yield
+            finally:
+                for box, index in self.places:
+                    if not self._has(box, index):
+                        put_in_pack(box, self.pack, index)
+
+    def arrays_of_tensors(self) -> dict[str, Any]:
+        """Return the array of each tensor, where a function is traced that has broken the pack."""
+        parts = self.pack.layout.split(self.pack.packed)
+        return {
+            name: parts[index] if self._has(box, index) else box.array
+            for name, (box, index) in zip(self.tensors, self.places, strict=True)
+        }
+
+    def _has(self, box: Any, index: int) -> bool:
+        return type(box) is PackedBox and box.place == (self.pack, index)
+
+
 @dataclass(frozen=True)
 class _Present:
     """What a state has at one time.
 
     Attributes:
-        tensors: The tensors of the state and the gradients, by name.
+        tensors: The tensors of the state that are in no pack, and the gradients, by name.
         gradients: The gradient of each parameter, or None.
         names: For each tensor the name of the first one that has the same array.
         arrays: Each array, under the name of the first tensor that has it.
+        packed: The packs of the state.
     """
 
     tensors: dict[str, Tensor]
     gradients: list[Any]
     names: tuple[str, ...]
     arrays: dict[str, Any]
+    packed: list[_Packed]
 
     def key(self) -> Any:
         """Return what a trace depends on, apart from the values."""
-        return (self.names, tuple(map(_is_there, self.gradients)))
+        layouts = [packed.pack.layout for packed in self.packed]
+        return (self.names, tuple(map(_is_there, self.gradients)), *layouts)
+
+    def packed_arrays(self) -> dict[str, Any]:
+        """Return the packed arrays of all packs, by name."""
+        return {
+            name: array
+            for packed in self.packed
+            for name, array in zip(packed.names, packed.pack.packed, strict=True)
+        }
 
 
 def _is_there(gradient: Tensor | None) -> bool:
@@ -347,8 +431,8 @@ class _Step:
         self._structure = structure
         self._names = argument_names(function, structure)
 
-        def step(_state: Any, _args: Any, options: Any, key: Any) -> Any:
-            return self._trace(_state, _args, options, key)
+        def step(_state: Any, _packed: Any, _args: Any, options: Any, key: Any) -> Any:
+            return self._trace(_state, _packed, _args, options, key)
 
         name = getattr(function, "__name__", "step").strip("_<>")
         step.__name__ = step.__qualname__ = f"torch_{name}"
@@ -367,7 +451,9 @@ class _Step:
         args = dict(zip(self._names, map(array_of, tensors), strict=True))
         self._now = state, present
         try:
-            results, written, gradients = self._compiled(present.arrays, args, operands, key)
+            results, written, packed, gradients = self._compiled(
+                present.arrays, present.packed_arrays(), args, operands, key
+            )
         except gradients_module.NEEDS_VALUES as error:
             place = (jaxapi.user_stack(error) or ("the function",))[-1]
             raise UsageError(
@@ -378,9 +464,14 @@ class _Step:
             self._now = None
         if generator is not None and not self._draws:
             torch.set_rng_state(generator)
-        with torch.no_grad():
-            for name, result in self._written:
-                write(present.tensors[name], written[result])
+        tensors_of_state = {**state.tensors, **present.tensors}
+        write_all(
+            [tensors_of_state[name] for name, _ in self._written],
+            [written[result] for _, result in self._written],
+        )
+        for each, arrays in zip(present.packed, packed, strict=True):
+            if arrays:
+                each.pack.write(arrays)
         self._set_gradients(state, present, gradients)
         return unflatten(self._result, iter([Tensor(result) for result in results]))
 
@@ -395,10 +486,14 @@ class _Step:
                 elif what is _NONE and parameter.grad is not None:
                     parameter.grad = None
 
-    def _trace(self, arrays: Any, args: Any, operands: Any, key: Any) -> Any:
+    def _trace(self, arrays: Any, packed: Any, args: Any, operands: Any, key: Any) -> Any:
         assert self._now is not None
         state, present = self._now
-        with _holding(state, present, arrays), traced.drawing_from(key), ExitStack() as stack:
+        with (
+            _holding(state, present, arrays, packed),
+            traced.drawing_from(key),
+            ExitStack() as stack,
+        ):
             for optimizer, own in state.operands_of_each(operands):
                 stack.enter_context(optimizers.with_operands(optimizer, own))
             given = [args[name] for name in self._names]
@@ -423,6 +518,17 @@ class _Step:
                     result_name = results_of.setdefault(id(array), name)
                     written[result_name] = array
                     self._written.append((name, result_name))
+            new_packed: list[list[Any]] = []
+            for each in present.packed:
+                if each.pack.is_broken:
+                    new_packed.append([])
+                    of_tensors = each.arrays_of_tensors()
+                    written |= of_tensors
+                    self._written += zip(of_tensors, of_tensors, strict=True)
+                else:
+                    given_packed = [packed[name] for name in each.names]
+                    is_new = not are_the_same(each.pack.packed, given_packed)
+                    new_packed.append([*each.pack.packed] if is_new else [])
             ends = gradients_of([*state.params.values()])
             self._kept = []
             gradients = []
@@ -431,7 +537,7 @@ class _Step:
                 if end is not None and end is not begin:
                     gradients.append(array_of(end))
             self._draws = traced.keys_drawn() > 0
-        return results, written, gradients
+        return results, written, new_packed, gradients
 
 
 _NONE, _SAME, _NEW = "none", "same", "new"
@@ -465,14 +571,16 @@ def _refusing_draws() -> Iterator[None]:
 
 
 @contextmanager
-def _holding(state: _State, present: _Present, arrays: dict[str, Any]) -> Iterator[None]:
-    """Let tensors hold these arrays, and what they held before at the end.
+def _holding(
+    state: _State, present: _Present, arrays: dict[str, Any], packed: dict[str, Any]
+) -> Iterator[None]:
+    """Let tensors and packs hold these arrays, and what they held before at the end.
 
     Meanwhile, views of tensors that the step does not know are none: the base must hold no tracer.
     """
     tensors = [*present.tensors.values()]
     arrays_before = [(tensor.box, tensor.box.array) for tensor in tensors]
-    boxes = {id(tensor.box) for tensor in tensors}
+    boxes = {id(tensor.box) for tensor in [*state.tensors.values(), *tensors]}
     views = [
         (tensor, view)
         for tensor in tensors
@@ -483,7 +591,10 @@ def _holding(state: _State, present: _Present, arrays: dict[str, Any]) -> Iterat
             box.array = arrays[name]
         for tensor, _ in views:
             tensor.view_of = None
-        yield
+        with ExitStack() as stack:
+            for each in present.packed:
+                stack.enter_context(each.holding(packed))
+            yield
     finally:
         for box, array in arrays_before:
             box.array = array

@@ -11,7 +11,7 @@ import functools
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -39,7 +39,7 @@ from snaprt.torch.tensors import (
     rows_of,
     to_device,
     write,
-    write_back,
+    write_all,
 )
 from snaprt.trace.fast_path import follow_function
 
@@ -495,7 +495,7 @@ class _Step:
         key = (weakref.ref(self), weakref.ref(held), weakref.ref(sources))
         given = [*params, *arrays, *state.packed, operands]
         (new, changed, new_state), _ = follow_function(key, given, call)
-        _write_all(held.params.values(), new)
+        write_all(held.params.values(), new)
         if changed:
             tensors = gradients_of([*held.params.values()])
             for index, array in changed.items():
@@ -600,16 +600,6 @@ class _New(NamedTuple):
 
 
 _TYPE: Final = operator.attrgetter("box.array.aval")
-
-
-def _write_all(tensors: Iterable[Tensor], arrays: Iterable[Any]) -> None:
-    for tensor, array in zip(tensors, arrays, strict=True):
-        box = tensor.box
-        box.array = array
-        box.writes += 1
-        if tensor.view_of is not None:
-            with torch.no_grad():
-                write_back(tensor)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -11,7 +11,8 @@ import itertools
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import jax
@@ -155,6 +156,17 @@ class Pack:
         self.packed = packed
         self.writes += 1
         self._parts = None
+
+    @contextmanager
+    def holding(self, packed: Sequence[Any]) -> Iterator[None]:
+        """Let it have other packed arrays, where a function is traced, and then those of before."""
+        before, parts_before = self.packed, self._parts
+        self.packed, self._parts = packed, None
+        try:
+            yield
+        finally:
+            self.packed, self._parts = before, parts_before
+            self.is_broken = False
 
 
 class Leaves:

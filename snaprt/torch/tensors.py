@@ -8,7 +8,7 @@ switched on, and other tensors are not affected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -128,25 +128,34 @@ def rows_of(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Pack, l
     Returns:
         The tensors, and each pack with those that hold its packed arrays.
     """
-    parts: dict[Pack, list[int]] = {}
-    for tensor in tensors:
-        if type(tensor.box) is PackedBox and tensor.view_of is None:
-            pack, index = tensor.box.place
-            parts.setdefault(pack, []).append(index)
-    whole = {
-        pack for pack, indices in parts.items() if sorted(indices) == [*range(pack.layout.count)]
-    }
-    rows = [(pack, [Tensor(array) for array in pack.packed]) for pack in parts if pack in whole]
+    found = whole_packs(tensors).items()
+    whole = [pack for pack, parts in found if len(parts) == pack.layout.count]
+    rows = [(pack, [Tensor(array) for array in pack.packed]) for pack in whole]
     rest = [t for t in tensors if type(t.box) is not PackedBox or t.box.place[0] not in whole]
     return [*[row for _, each in rows for row in each], *rest], rows
 
 
 def put_in_pack(box: Box, pack: Pack, index: int) -> None:
-    """Let a box have the part of that number of a pack that was made just now."""
+    """Let a box have a part of a pack: that of this number. A pack that it leaves is broken."""
+    if type(box) is PackedBox:
+        box.place[0].is_broken = True
     box.writes = box.version
     box.__class__ = PackedBox
     _ARRAY.__set__(box, None)
     box.place = (pack, index)
+
+
+def whole_packs(tensors: Sequence[Tensor]) -> dict[Pack, list[Tensor]]:
+    """Return the packs all of whose parts are among the tensors, each with those that are."""
+    members: dict[Pack, list[Tensor]] = {}
+    for tensor in tensors:
+        if type(tensor.box) is PackedBox and tensor.view_of is None:
+            members.setdefault(tensor.box.place[0], []).append(tensor)
+    return {
+        pack: parts
+        for pack, parts in members.items()
+        if not pack.is_broken and len({p.box.place[1] for p in parts}) == pack.layout.count
+    }
 
 
 class Part(NamedTuple):
@@ -475,6 +484,17 @@ def write(tensor: Tensor, array: Any) -> None:
     """
     tensor.box.write(array)
     write_back(tensor)
+
+
+def write_all(tensors: Iterable[Tensor], arrays: Iterable[Any]) -> None:
+    """Put other arrays in the place of those of many tensors; autograd does not see it."""
+    for tensor, array in zip(tensors, arrays, strict=True):
+        box = tensor.box
+        box.array = array
+        box.writes += 1
+        if tensor.view_of is not None:
+            with torch.no_grad():
+                write_back(tensor)
 
 
 def write_back(tensor: Tensor) -> None:
