@@ -6,12 +6,13 @@ uses goes in as arguments and comes back as results, as in a JAX program that is
 
 from __future__ import annotations
 
+import collections
 import functools
-import inspect
+import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import CellType, CodeType
 from typing import Any, Final, TypeVar
 
 import jax
@@ -40,9 +41,13 @@ from snaprt.torch.tensors import (
     gradients_of,
     plainly,
     put_in_pack,
+    refusing_others,
     whole_packs,
     write_all,
 )
+from snaprt.torch.variables import Slot, Variables, objects_in
+
+_log = logging.getLogger("snaprt.torch")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -99,9 +104,11 @@ class _Compiled:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._owners: _Owners | None = None
+        self._variables: list[Variables] = []
         self._states: list[_State] = []
         self._seen: set[Any] = set()
+        self._made: collections.Counter[Any] = collections.Counter()
+        self._constants: tuple[Any, ...] = ()
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """Call the function: as it is written the first time, which makes optimizers' state."""
@@ -110,121 +117,92 @@ class _Compiled:
         grad_mode = torch.is_grad_enabled()
         tensors, structure, kinds, *_ = traced.arguments_of(args, kwargs, with_gradient=grad_mode)
         mode = (structure, kinds, grad_mode, traced.autocast_type())
-        if self._owners is None or not self._owners.hold():
-            self._owners = _Owners(self._function)
-        if mode not in self._seen:
+        variables = self._variables_for(args, kwargs)
+        state = self._state(variables)
+        if state is None or mode not in self._seen:
             self._seen.add(mode)
-            self._owners.wrap()
-            return self._function(*args, **kwargs)
-        state = self._state(self._owners)
-        present = state.present()
-        options = tuple([optimizers.options_of(o).key(o) for o in state.owners.optimizers])
-        key = (*mode, options, present.key())
+            for module in variables.modules:
+                modules.wrap(module)
+            result = self._function(*args, **kwargs)
+            if state is None:
+                self._states.insert(0, _State(variables.modules, variables.optimizers))
+                del self._states[_MAX_STATES:]
+            return result
+        present = state.present(variables.tensors())
+        options = tuple([optimizers.options_of(o).key(o) for o in state.optimizers])
+        key = (*mode, options, present.key(), variables.constants)
         step = state.steps.get(key)
         if step is not None:
             return step.run(state, present, tensors)
-        step = _Step(self._function, structure)
+        self._count(mode, variables.constants)
+        step = _Step(self._function, structure, variables)
         result = step.run(state, present, tensors)
         state.take_attributes()
         state.steps[key] = step
         return result
 
-    def _state(self, owners: _Owners) -> _State:
+    def _variables_for(self, args: Any, kwargs: Any) -> Variables:
+        given = [*objects_in((*args, *kwargs.values()))]
+        known = self._variables
+        for index, variables in enumerate(known):
+            if are_the_same(given, variables.args):
+                if variables.hold():
+                    return variables
+                del known[index]
+                break
+        known.insert(0, Variables(self._function, given))
+        del known[_MAX_STATES:]
+        return known[0]
+
+    def _state(self, variables: Variables) -> _State | None:
+        """Return the state of the modules and optimizers; None if it is not known yet."""
         states = self._states
         for index, state in enumerate(states):
-            if state.owners is owners and state.holds():
+            if (
+                are_the_same(variables.modules, state.modules)
+                and are_the_same(variables.optimizers, state.optimizers)
+                and state.holds()
+            ):
                 if index:
                     states.insert(0, states.pop(index))
                 return state
-        owners.wrap()
-        states.insert(0, _State(owners))
-        del states[_MAX_STATES:]
-        return states[0]
+        return None
+
+    def _count(self, mode: Any, constants: Any) -> None:
+        """Log a warning if the function is compiled again and again for the same arguments."""
+        self._made[mode] += 1
+        if self._made[mode] == _MANY_TRACES:
+            name = getattr(self._function, "__qualname__", "a function")
+            changed = sorted({constant[0] for constant in {*constants} - {*self._constants}})
+            _log.warning(
+                "snaprt.torch.jit has compiled %s %d times: %s changed between calls",
+                *(name, _MANY_TRACES, ", ".join(changed) or "a variable, a module or an optimizer"),
+            )
+        self._constants = constants
 
 
 _MAX_STATES: Final = 16
 
-
-class _Owners:
-    """The modules, optimizers and tensors among the variables of a function, each once."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        owners: list[Any] = []
-        self._looked_into: list[tuple[Any, list[Any]]] = []
-        seen: set[int] = set()
-        pending: list[Any] = [inspect.unwrap(function)]
-        while pending:
-            value = pending.pop()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if isinstance(value, torch.nn.Module | torch.optim.Optimizer | Tensor):
-                owners.append(value)
-                continue
-            inside = _inside(value)
-            if inside:
-                self._looked_into.append((value, inside))
-                pending += inside
-        self.modules = [o for o in owners if isinstance(o, torch.nn.Module)]
-        self.optimizers = [o for o in owners if isinstance(o, torch.optim.Optimizer)]
-        self.tensors = [o for o in owners if isinstance(o, Tensor)]
-
-    def wrap(self) -> None:
-        """Wrap the modules, which may have got new parts."""
-        for module in self.modules:
-            modules.wrap(module)
-
-    def hold(self) -> bool:
-        """Return whether the variables still are what they were."""
-        return all(are_the_same(_inside(value), inside) for value, inside in self._looked_into)
-
-
-def _inside(value: Any) -> list[Any]:
-    """Return what to look into for modules and optimizers: variables, items, attributes."""
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if inspect.ismethod(value):
-        return [value.__func__, value.__self__, *vars(value.__self__).values()]
-    if inspect.isfunction(value):
-        variables = value.__globals__
-        names = [name for name in _names_in(value.__code__) if name in variables]
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        return [*cells, *[variables[name] for name in names], *defaults]
-    if isinstance(value, list | tuple):
-        return [*value]
-    if isinstance(value, dict) and len(value) < 1000:
-        return [*value.values()]
-    return []
-
-
-@functools.lru_cache(maxsize=1024)
-def _names_in(code: CodeType) -> tuple[str, ...]:
-    """Return the names of globals, and of attributes, in code and in the functions inside it."""
-    inside = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return tuple(dict.fromkeys([*code.co_names, *[name for names in inside for name in names]]))
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+#: After as many traces for the same kinds of arguments, something changes that should not.
+_MANY_TRACES: Final = 5
 
 
 class _State:
-    """The tensors that a function may use besides its arguments.
+    """What the modules and optimizers of a function consist of.
 
     Attributes:
-        owners: What they belong to.
+        modules: The modules.
+        optimizers: The optimizers.
         steps: What was compiled for them.
         tensors: The parameters, buffers and state of optimizers, by name.
         params: The parameters, by name.
     """
 
-    def __init__(self, owners: _Owners) -> None:
-        self.owners = owners
+    def __init__(
+        self, of_modules: list[torch.nn.Module], of_optimizers: list[torch.optim.Optimizer]
+    ) -> None:
+        self.modules = of_modules
+        self.optimizers = of_optimizers
         self.steps: dict[Any, _Step] = {}
         named: dict[str, Tensor] = {}
         self.params: dict[str, Tensor] = {}
@@ -236,7 +214,7 @@ class _State:
                 named[name] = tensor
 
         with plainly():
-            for number, module in enumerate(owners.modules):
+            for number, module in enumerate(self.modules):
                 prefix = f"{number}." if number else ""
                 for name, parameter in module.named_parameters():
                     if id(parameter) not in known:
@@ -244,10 +222,8 @@ class _State:
                     add(f"{prefix}{name}", parameter)
                 for name, buffer in module.named_buffers():
                     add(f"{prefix}{name}", buffer)
-            for number, variable in enumerate(owners.tensors):
-                add(f"variable{number}", variable)
             names = {id(param): name for name, param in self.params.items()}
-            for number, optimizer in enumerate(owners.optimizers):
+            for number, optimizer in enumerate(self.optimizers):
                 for owned, values in optimizer.state.items():
                     for key, value in values.items():
                         if torch.is_tensor(value):
@@ -255,40 +231,51 @@ class _State:
                                 value = values[key] = traced.on_device([value])[0]
                             owner = names.get(id(owned), f"{number}.{id(owned)}")
                             add(f"{owner}.{key}.{number}", value)
-            self._flags = [tensor.requires_grad for tensor in owners.tensors]
         self.tensors = dict(sorted(named.items()))
+        self._known = known
         self._boxes: list[Any] = []
         self._types: list[type] = []
         self._alone: dict[str, Tensor] = self.tensors
         self._packed: list[_Packed] = []
-        self._snapshots = [modules.Snapshot(module) for module in owners.modules]
-        self._groups = [[list(g["params"]) for g in o.param_groups] for o in owners.optimizers]
+        self._snapshots = [modules.Snapshot(module) for module in self.modules]
+        self._groups = [[list(g["params"]) for g in o.param_groups] for o in self.optimizers]
         self._values = [*self._state_of_optimizers()]
         self._operands = Operands()
 
     def _state_of_optimizers(self) -> Iterator[Any]:
-        for optimizer in self.owners.optimizers:
+        for optimizer in self.optimizers:
             yield from values_of(optimizer.state.values())
 
     def holds(self) -> bool:
         """Return whether the modules and optimizers still consist of these tensors."""
-        for optimizer, groups in zip(self.owners.optimizers, self._groups, strict=True):
+        for optimizer, groups in zip(self.optimizers, self._groups, strict=True):
             now = [group["params"] for group in optimizer.param_groups]
             if len(now) != len(groups) or not all(map(are_the_same, now, groups)):
                 return False
-        with plainly():
-            flags = [tensor.requires_grad for tensor in self.owners.tensors]
-        return (
-            flags == self._flags
-            and are_the_same([*self._state_of_optimizers()], self._values)
-            and all(snapshot.holds() for snapshot in self._snapshots)
+        return are_the_same([*self._state_of_optimizers()], self._values) and all(
+            snapshot.holds() for snapshot in self._snapshots
         )
 
-    def present(self) -> _Present:
-        """Return the arrays and gradients of now."""
+    def present(self, variables: dict[str, Tensor]) -> _Present:
+        """Return the arrays and gradients of now.
+
+        Args:
+            variables: Other tensors that the function may use.
+        """
         gradients = gradients_of([*self.params.values()])
         self._find_packs()
         tensors = self._alone
+        flags: list[bool] = []
+        if variables:
+            first_names = {id(tensor): name for name, tensor in reversed(variables.items())}
+            others = {
+                name: tensor
+                for name, tensor in variables.items()
+                if id(tensor) not in self._known and first_names[id(tensor)] == name
+            }
+            tensors = {**tensors, **others}
+            with plainly():
+                flags = [tensor.requires_grad for tensor in others.values()]
         if any(map(_is_there, gradients)):
             named = zip(self.params, gradients, strict=True)
             tensors = {**tensors, **{f"{n}.grad": g for n, g in named if g is not None}}
@@ -296,9 +283,8 @@ class _State:
         numbers = [*map(id, arrays)]
         first = dict(zip(reversed(numbers), reversed(tensors), strict=True))
         names = tuple(map(first.__getitem__, numbers))
-        return _Present(
-            tensors, gradients, names, dict(zip(names, arrays, strict=True)), self._packed
-        )
+        present = dict(zip(names, arrays, strict=True))
+        return _Present(tensors, gradients, names, present, self._packed, flags)
 
     def _find_packs(self) -> None:
         """Find the packs that consist of these tensors, if that has changed."""
@@ -331,7 +317,7 @@ class _State:
         return self._operands.on_device([n for each in self._numbers() for n in each])
 
     def _numbers(self) -> Iterator[list[float]]:
-        for optimizer in self.owners.optimizers:
+        for optimizer in self.optimizers:
             rates = rates_of(optimizer)
             if rates is None or not optimizers.can_be_compiled(optimizer):
                 raise UsageError(
@@ -340,12 +326,11 @@ class _State:
                 )
             yield optimizers.options_of(optimizer).numbers(rates)
 
-    def operands_of_each(self, operands: Any) -> Iterator[tuple[torch.optim.Optimizer, Any]]:
-        """Yield the optimizers, each with its part of the operands."""
-        start = 0
-        for optimizer, given in zip(self.owners.optimizers, self._numbers(), strict=True):
-            yield optimizer, operands[start : start + len(given)]
-            start += len(given)
+    def operands_of_each(self, operands: Any) -> list[tuple[torch.optim.Optimizer, Any]]:
+        """Return the optimizers, each with its part of the operands."""
+        ends = [*itertools.accumulate(map(len, self._numbers()), initial=0)]
+        parts = [operands[start:end] for start, end in itertools.pairwise(ends)]
+        return [*zip(self.optimizers, parts, strict=True)]
 
 
 class _Packed:
@@ -392,11 +377,12 @@ class _Present:
     """What a state has at one time.
 
     Attributes:
-        tensors: The tensors of the state that are in no pack, and the gradients, by name.
+        tensors: The tensors of the state that are in no pack, variables and gradients, by name.
         gradients: The gradient of each parameter, or None.
         names: For each tensor the name of the first one that has the same array.
         arrays: Each array, under the name of the first tensor that has it.
         packed: The packs of the state.
+        flags: Which of the variables require gradients.
     """
 
     tensors: dict[str, Tensor]
@@ -404,11 +390,12 @@ class _Present:
     names: tuple[str, ...]
     arrays: dict[str, Any]
     packed: list[_Packed]
+    flags: list[bool]
 
     def key(self) -> Any:
         """Return what a trace depends on, apart from the values."""
         layouts = [packed.pack.layout for packed in self.packed]
-        return (self.names, tuple(map(_is_there, self.gradients)), *layouts)
+        return (self.names, tuple(map(_is_there, self.gradients)), *self.flags, *layouts)
 
     def packed_arrays(self) -> dict[str, Any]:
         """Return the packed arrays of all packs, by name."""
@@ -426,8 +413,11 @@ def _is_there(gradient: Tensor | None) -> bool:
 class _Step:
     """A function compiled for one kind of arguments and state."""
 
-    def __init__(self, function: Callable[..., Any], structure: Structure) -> None:
+    def __init__(
+        self, function: Callable[..., Any], structure: Structure, variables: Variables
+    ) -> None:
         self._function = function
+        self._variables = variables
         self._structure = structure
         self._names = argument_names(function, structure)
 
@@ -442,6 +432,7 @@ class _Step:
         self._result: Structure = None
         self._written: list[tuple[str, str]] = []  # tensors that it changes, and their results
         self._kept: list[str] = []  # what becomes of each gradient
+        self._assigned: list[Slot] = []  # the variables that it assigns tensors to
 
     def run(self, state: _State, present: _Present, tensors: Sequence[Tensor]) -> Any:
         """Run the step, and write what it changed."""
@@ -451,7 +442,7 @@ class _Step:
         args = dict(zip(self._names, map(array_of, tensors), strict=True))
         self._now = state, present
         try:
-            results, written, packed, gradients = self._compiled(
+            results, written, packed, gradients, assigned = self._compiled(
                 present.arrays, present.packed_arrays(), args, operands, key
             )
         except gradients_module.NEEDS_VALUES as error:
@@ -473,6 +464,8 @@ class _Step:
             if arrays:
                 each.pack.write(arrays)
         self._set_gradients(state, present, gradients)
+        for slot, array in zip(self._assigned, assigned, strict=True):
+            slot.set(Tensor(array))
         return unflatten(self._result, iter([Tensor(result) for result in results]))
 
     def _set_gradients(self, state: _State, present: _Present, arrays: Sequence[Any]) -> None:
@@ -494,13 +487,15 @@ class _Step:
             traced.drawing_from(key),
             ExitStack() as stack,
         ):
-            for optimizer, own in state.operands_of_each(operands):
-                stack.enter_context(optimizers.with_operands(optimizer, own))
+            stack.enter_context(optimizers.with_operands(state.operands_of_each(operands)))
             given = [args[name] for name in self._names]
             tensors = [Tensor(array) for array in given]
             positional, named = unflatten(self._structure, iter(tensors))
-            with _refusing_draws():
-                result = self._function(*positional, **named)
+            try:
+                with _refusing_draws():
+                    result = self._function(*positional, **named)
+            finally:
+                new_values = self._variables.take_new()
             if any(t.box.array is not a for t, a in zip(tensors, given, strict=True)):
                 raise UsageError(
                     "a function compiled by snaprt.torch.jit changes an argument in place",
@@ -537,7 +532,9 @@ class _Step:
                 if end is not None and end is not begin:
                     gradients.append(array_of(end))
             self._draws = traced.keys_drawn() > 0
-        return results, written, new_packed, gradients
+            self._assigned = [slot for slot, _ in new_values]
+            assigned = [array_of(tensor) for _, tensor in new_values]
+        return results, written, new_packed, gradients, assigned
 
 
 _NONE, _SAME, _NEW = "none", "same", "new"
@@ -594,6 +591,7 @@ def _holding(
         with ExitStack() as stack:
             for each in present.packed:
                 stack.enter_context(each.holding(packed))
+            stack.enter_context(refusing_others([*state.tensors.values(), *tensors]))
             yield
     finally:
         for box, array in arrays_before:

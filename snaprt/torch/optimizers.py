@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 )
 
 from snaprt import metrics
+from snaprt.errors import UsageError
 from snaprt.torch import operations, packs
 from snaprt.torch.options import KNOWN, Operands, Options, on_device_variant, rates_of
 from snaprt.torch.structure import are_the_same, values_of
@@ -103,6 +104,12 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """
     given = (*args[1:], *kwargs.values())
     is_known = type(optimizer) in KNOWN and not optimizer._optimizer_step_pre_hooks
+    if _operands is not None and id(optimizer) not in _operands:
+        raise UsageError(
+            f"a function compiled by snaprt.torch.jit steps an optimizer that is not found among "
+            f"its variables: {type(optimizer).__name__}",
+            hint="pass the optimizer as an argument, or use it by a variable or an attribute",
+        )
     if len(given) > 1 or not is_known:
         return None
     changed: Any = None
@@ -122,17 +129,22 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         optimizer.param_groups = groups
 
 
-_operands: dict[int, Any] = {}  # of optimizers in functions that are being traced
+_operands: dict[int, Any] | None = None  # of each optimizer, while a function is traced
 
 
 @contextmanager
-def with_operands(optimizer: torch.optim.Optimizer, operands: Any) -> Iterator[None]:
-    """Let steps of an optimizer take the numbers in their options from an array."""
-    _operands[id(optimizer)] = operands
+def with_operands(given: Sequence[tuple[torch.optim.Optimizer, Any]]) -> Iterator[None]:
+    """Let steps of these optimizers, and no others, take the numbers in their options from arrays.
+
+    While it lasts, a step of another one is a `UsageError`.
+    """
+    global _operands
+    before = _operands
+    _operands = {id(optimizer): operands for optimizer, operands in given}
     try:
         yield
     finally:
-        del _operands[id(optimizer)]
+        _operands = before
 
 
 def can_be_compiled(optimizer: torch.optim.Optimizer) -> bool:
@@ -189,9 +201,10 @@ class _Steps:
                 return False
             self._made += 1
             trace = _Step(optimizer)
-        operands = _operands.get(id(optimizer))
-        if operands is None:
+        if _operands is None:
             operands = self._operands.on_device(self.options.numbers(rates))
+        else:
+            operands = _operands[id(optimizer)]
         try:
             self._held = trace.run(optimizer, held, gradients, self.options, operands)
         except (RuntimeError, TypeError, ValueError, AssertionError, jax.errors.JAXTypeError) as e:

@@ -90,7 +90,7 @@ def _object(value: Any, tensors: list[torch.Tensor], depth: int) -> Structure:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    if isinstance(value, type | torch.nn.Module) or callable(value):
+    if isinstance(value, type | torch.nn.Module | torch.optim.Optimizer) or callable(value):
         return {}
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -8,7 +8,9 @@ switched on, and other tensors are not affected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -81,6 +83,8 @@ class Box:
     def __init__(self, array: Any) -> None:
         self.array = array
         self.writes = 0
+        if _familiar is not None:
+            _familiar.boxes.add(id(self))
 
     @property
     def version(self) -> int:
@@ -91,6 +95,49 @@ class Box:
         """Put another array of the same shape and dtype in the place of the present one."""
         self.array = array
         self.writes += 1
+
+
+class _Familiar:
+    """The boxes that a thread may use while it traces a function of many tensors.
+
+    Attributes:
+        boxes: Their ids.
+        thread: The id of the thread.
+    """
+
+    def __init__(self, boxes: set[int]) -> None:
+        self.boxes = boxes
+        self.thread = threading.get_ident()
+
+    def check(self, tensor: Tensor) -> None:
+        """Raise an error if a tensor is another one."""
+        if id(tensor.box) in self.boxes or self.thread != threading.get_ident():
+            return
+        with plainly():
+            name = tensor.label or f"{str(tensor.dtype)[6:]}{[*tensor.shape]}"
+        raise UsageError(
+            "a function compiled by snaprt.torch.jit uses a tensor that is not found among its "
+            f"arguments and variables, nor in their modules and optimizers: {name}",
+            hint="pass it, or its module, as an argument, or use it by a variable or an attribute",
+        )
+
+
+_familiar: _Familiar | None = None
+
+
+@contextmanager
+def refusing_others(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Raise a `UsageError` where a tensor is used that is not one of these or made meanwhile.
+
+    What such a tensor has while a function is traced would be a constant of every later call.
+    """
+    global _familiar
+    before = _familiar
+    _familiar = _Familiar({id(tensor.box) for tensor in tensors})
+    try:
+        yield
+    finally:
+        _familiar = before
 
 
 _ARRAY: Final[Any] = Box.__dict__["array"]
@@ -444,6 +491,8 @@ def _array_due(leaf: Tensor, due: Any) -> Any:
 
 def array_of(tensor: Tensor) -> Any:
     """Return the array of a tensor."""
+    if _familiar is not None:
+        _familiar.check(tensor)
     if tensor.view_of is not None:
         read_again(tensor)
     return tensor.box.array
@@ -482,6 +531,8 @@ def write(tensor: Tensor, array: Any) -> None:
     Raises:
         UsageError: It is a view, of which is not known what it shows.
     """
+    if _familiar is not None:
+        _familiar.check(tensor)
     tensor.box.write(array)
     write_back(tensor)
 
