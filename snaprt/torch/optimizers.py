@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 
 from snaprt import metrics
 from snaprt.errors import UsageError
-from snaprt.torch import operations, packs
+from snaprt.torch import operations, packs, traced
 from snaprt.torch.options import KNOWN, Operands, Options, on_device_variant, rates_of
 from snaprt.torch.structure import are_the_same, values_of
 from snaprt.torch.tensors import (
@@ -546,7 +546,11 @@ class _Step:
             given.append(gradient)
         own_state = optimizer.state
         try:
-            with on_device_variant(optimizer, options, operands), torch.no_grad():
+            with (
+                on_device_variant(optimizer, options, operands),
+                traced.drawing_from(None),  # no key of a function around it gets into this one
+                torch.no_grad(),
+            ):
                 optimizer.state = states
                 for number, group in enumerate(optimizer.param_groups):
                     pairs = zip(units, held.units, strict=True)

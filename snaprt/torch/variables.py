@@ -91,7 +91,7 @@ class Variables:
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
         self.args = [*args]
-        names: set[str] = {"__call__"}
+        names: set[str] = set()
         while True:
             count = len(names)
             search = _Search(names)
@@ -166,10 +166,6 @@ def _are_alike(now: Any, then: Any) -> bool:
     return now is then or (kind is type(then) and (kind is Tensor or kind in _PLAIN))
 
 
-def _is_no_tensor(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor)
-
-
 def _has_tracer(value: Any) -> bool:
     tensors: list[torch.Tensor] = []
     try:
@@ -190,48 +186,49 @@ class _Search:
     def __init__(self, names: set[str]) -> None:
         self._names = names
         self._seen: dict[int, Any] = {}
+        self._methods_of: set[int] = set()
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.slots: list[Slot] = []
 
     def look_into(self, *values: Any) -> None:
         """Look into values, and into what is found there."""
-        pending = collections.deque(values)
+        pending = collections.deque([("", value) for value in values])
         while pending:
-            value = pending.popleft()
+            name, value = pending.popleft()
             if id(value) in self._seen or type(value) in _PLAIN or isinstance(value, torch.Tensor):
                 continue
             self._seen[id(value)] = value
             if isinstance(value, torch.optim.Optimizer):
                 self.optimizers.append(value)
                 continue
+            slots = [*self._slots_in(name, value)]
             if isinstance(value, torch.nn.Module):
                 self.modules.append(value)
-                slots = [slot for slot in self._slots_in(value) if _is_no_tensor(slot.get())]
-            else:
-                slots = [*self._slots_in(value)]
+                slots = [slot for slot in slots if not isinstance(slot.get(), torch.Tensor)]
             others = self._others_in(value)
             fixed = [i for i, other in enumerate(others) if isinstance(other, torch.Tensor)]
-            self.slots += [*slots, *[Slot(others, i, f"tensor{i}") for i in fixed]]
-            pending += [slot.get() for slot in slots]
-            pending += others
+            self.slots += [*slots, *[Slot(others, i, f"{name}[{i}]") for i in fixed]]
+            pending += [(slot.name, slot.get()) for slot in slots]
+            pending += [(name, other) for other in others]
 
-    def _slots_in(self, value: Any) -> Iterator[Slot]:
+    def _slots_in(self, name: str, value: Any) -> Iterator[Slot]:
         """Yield the variables that a function, an object or a container has."""
         if inspect.isfunction(value):
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                yield Slot(cell, None, name)
+            for free, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                yield Slot(cell, None, free)
             if _is_of_user(value.__globals__.get("__name__")):
                 names = _names_in(value.__code__)
                 self._names |= names
                 yield from self._slots_by_name(value.__globals__, "", names)
         elif isinstance(value, list | tuple):
-            yield from [Slot(value, i, f"[{i}]") for i in range(min(len(value), _MAX_ITEMS))]
+            indices = range(min(len(value), _MAX_ITEMS))
+            yield from [Slot(value, index, f"{name}[{index}]") for index in indices]
         elif isinstance(value, dict):
-            yield from [Slot(value, key, f"[{key!r}]") for key in [*value][:_MAX_ITEMS]]
+            yield from [Slot(value, key, f"{name}[{key!r}]") for key in [*value][:_MAX_ITEMS]]
         elif not isinstance(value, types.ModuleType | type | types.MethodType):
-            of = f"{type(value).__name__}."
-            yield from self._slots_by_name(getattr(value, "__dict__", {}), of, self._names)
+            attributes = getattr(value, "__dict__", {})
+            yield from self._slots_by_name(attributes, f"{type(value).__name__}.", self._names)
 
     @staticmethod
     def _slots_by_name(holder: Any, of: str, names: Set[str]) -> Iterator[Slot]:
@@ -242,19 +239,23 @@ class _Search:
         if isinstance(value, functools.partial):
             return [value.func, *value.args, *value.keywords.values()]
         if inspect.ismethod(value):
+            self._methods_of.add(id(value.__self__))
             return [value.__func__, value.__self__]
         if inspect.isfunction(value):
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             return [getattr(value, "__wrapped__", None), *defaults]
         if isinstance(value, types.ModuleType):
-            return self._named_in(vars(value)) if _is_of_user(value.__name__) else []
+            return _named_in(vars(value), self._names) if _is_of_user(value.__name__) else []
         kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
         of_user = [kind for kind in kinds if _is_of_user(kind.__module__)]
-        return [other for kind in of_user for other in self._named_in(vars(kind))]
+        # An object may be called, but hardly by its own methods.
+        names = self._names if id(value) in self._methods_of else self._names | {"__call__"}
+        return [other for kind in of_user for other in _named_in(vars(kind), names)]
 
-    def _named_in(self, holder: Any) -> list[Any]:
-        found = [holder[name] for name in [*holder] if name in self._names]
-        return [other for value in found for other in _behind(value)]
+
+def _named_in(holder: Any, names: Set[str]) -> list[Any]:
+    found = [holder[name] for name in [*holder] if name in names]
+    return [other for value in found for other in _behind(value)]
 
 
 def _behind(value: Any) -> list[Any]:

@@ -1,0 +1,352 @@
+"""What functions of `snaprt.torch.jit` use is found wherever it is, or refused."""
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import snaprt.torch
+from snaprt.errors import UsageError
+
+STEPS = 6
+
+
+def _model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-2, eps=1e-6)
+
+
+def _batch(step: int) -> torch.Tensor:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+
+
+def _do(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+class _Trainer:
+    """A training loop as many people write it: what changes between steps is in attributes."""
+
+    def __init__(self, jit: Any) -> None:
+        self.model = jit.wrap(_model())
+        self.optimizer = _optimizer(self.model)
+        self.steps_done = 0
+        self.losses: list[torch.Tensor] = []
+        self.last: torch.Tensor | None = None
+        self.step = jit(self._step)
+
+    def _step(self, x: torch.Tensor) -> torch.Tensor:
+        next(RUNS[0])
+        return self._loss(self.net(x))
+
+    @property
+    def net(self) -> nn.Module:
+        return self.model
+
+    def _loss(self, y: torch.Tensor) -> torch.Tensor:
+        loss = y.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.step(x)
+        self.steps_done += 1
+        self.losses.append(loss)
+        self.last = loss
+        return loss
+
+
+RUNS: list[Any] = [itertools.count()]
+
+_model_of_module: Any = None
+_optimizer_of_module: Any = None
+
+
+def _by_closure(jit: Any) -> Any:
+    model = jit.wrap(_model())
+    optimizer = _optimizer(model)
+    return jit(lambda x: _do(model, optimizer, x))
+
+
+def _by_object(jit: Any) -> Any:
+    things = SimpleNamespace(a=jit.wrap(_model()))
+    things.b = _optimizer(things.a)
+    return jit(lambda x: _do(things.a, things.b, x))
+
+
+def _by_dataclass(jit: Any) -> Any:
+    @dataclasses.dataclass
+    class Things:
+        network: nn.Module
+        updates: torch.optim.Optimizer
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return _do(self.network, self.updates, x)
+
+    model = jit.wrap(_model())
+    return jit(Things(model, _optimizer(model)))
+
+
+def _by_globals(jit: Any) -> Any:
+    global _model_of_module, _optimizer_of_module
+    _model_of_module = jit.wrap(_model())
+    _optimizer_of_module = _optimizer(_model_of_module)
+    return jit(lambda x: _do(_model_of_module, _optimizer_of_module, x))
+
+
+def _by_arguments(jit: Any) -> Any:
+    model = jit.wrap(_model())
+    return functools.partial(jit(_do), model, _optimizer(model))
+
+
+def _by_partial(jit: Any) -> Any:
+    model = jit.wrap(_model())
+    return jit(functools.partial(_do, model, _optimizer(model)))
+
+
+def _by_nested_containers(jit: Any) -> Any:
+    model = jit.wrap(_model())
+    things: Any = {"models": [model], "rest": {"optimizers": (_optimizer(model),)}}
+    return jit(lambda x: _do(things["models"][0], things["rest"]["optimizers"][0], x))
+
+
+def _by_decorated_function(jit: Any) -> Any:
+    def logged(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return function(*args)
+
+        return call
+
+    model = jit.wrap(_model())
+    optimizer = _optimizer(model)
+
+    @jit
+    @logged
+    @torch.enable_grad()
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return _do(model, optimizer, x)
+
+    return step
+
+
+class _Plain:
+    """Does nothing: the same program in PyTorch alone."""
+
+    def __call__(self, function: Any) -> Any:
+        return function
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+
+class _Ours:
+    def __call__(self, function: Any) -> Any:
+        return snaprt.torch.jit(function)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return snaprt.torch.wrap(model)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "closure": _by_closure,
+    "object": _by_object,
+    "dataclass": _by_dataclass,
+    "globals": _by_globals,
+    "arguments": _by_arguments,
+    "partial": _by_partial,
+    "containers": _by_nested_containers,
+    "decorated": _by_decorated_function,
+    "trainer": _Trainer,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_trains_whichever_way_it_reaches_its_model(way: str) -> None:
+    losses = []
+    jits: list[Any] = [_Ours(), _Plain()]
+    for jit in jits:
+        step = WAYS[way](jit)
+        losses.append([float(step(_batch(number))) for number in range(STEPS)])
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+
+
+def test_attributes_that_the_step_does_not_read_may_change_between_steps() -> None:
+    trainer = _Trainer(_Ours())
+    RUNS[0] = itertools.count()
+    for number in range(STEPS):
+        trainer(_batch(number))
+    assert next(RUNS[0]) == 2  # once as it is written, once to compile it
+
+
+class _Average:
+    def __init__(self, jit: Any) -> None:
+        self.model = jit.wrap(_model())
+        self.optimizer = _optimizer(self.model)
+        self.average: torch.Tensor | None = None
+        self.step = jit(self._step)
+
+    def _step(self, x: torch.Tensor) -> torch.Tensor:
+        next(RUNS[0])
+        loss = _do(self.model, self.optimizer, x)
+        before = self.average
+        self.average = loss if before is None else 0.5 * before + 0.5 * loss
+        return loss
+
+
+def test_a_tensor_may_be_assigned_to_an_attribute() -> None:
+    ours, theirs = _Average(_Ours()), _Average(_Plain())
+    RUNS[0] = itertools.count()
+    for number in range(STEPS):
+        ours.step(_batch(number))
+    assert next(RUNS[0]) == 2
+    for number in range(STEPS):
+        theirs.step(_batch(number))
+    assert ours.average is not None
+    assert theirs.average is not None
+    torch.testing.assert_close(ours.average.cpu(), theirs.average, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tensor_may_be_assigned_to_a_variable_of_the_closure() -> None:
+    total = torch.zeros((), device=snaprt.torch.device())
+
+    @snaprt.torch.jit
+    def add(x: torch.Tensor) -> torch.Tensor:
+        nonlocal total
+        total = total + x.sum()
+        return x * 2
+
+    for _ in range(5):
+        add(torch.ones(3))
+    assert float(total) == 15
+
+
+def test_a_tensor_that_is_put_into_a_list_is_refused_and_nothing_leaks() -> None:
+    things = SimpleNamespace(kept=())
+
+    @snaprt.torch.jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        things.kept = (x * 2,)
+        return x + 1
+
+    assert float(step(torch.ones(()))) == 2
+    with pytest.raises(UsageError, match=r"puts a tensor into SimpleNamespace\.kept"):
+        step(torch.ones(()))
+    assert float(things.kept[0]) == 2
+
+
+def test_a_model_that_is_not_found_is_refused() -> None:
+    hidden = {"model": snaprt.torch.wrap(_model())}
+
+    def model() -> nn.Module:
+        return vars(hiding)["hid" + "den"]["model"]
+
+    class hiding:  # noqa: N801
+        pass
+
+    hiding.hidden = hidden  # type: ignore[attr-defined]
+    step = snaprt.torch.jit(lambda x: model()(x).sum())
+    step(_batch(0))
+    with pytest.raises(UsageError, match=r"a tensor that is not found .*: 1.running_mean"):
+        step(_batch(0))
+
+
+def test_an_optimizer_that_is_not_found_is_refused() -> None:
+    model = snaprt.torch.wrap(_model())
+    optimizers = iter([_optimizer(model) for _ in range(2)])
+
+    @snaprt.torch.jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return _do(model, next(optimizers), x)
+
+    step(_batch(0))
+    with pytest.raises(UsageError, match="an optimizer that is not found among its variables"):
+        step(_batch(0))
+
+
+def test_a_number_that_the_step_reads_is_never_stale(caplog: pytest.LogCaptureFixture) -> None:
+    settings = SimpleNamespace(scale=1.0)
+    step = snaprt.torch.jit(lambda x: x * settings.scale)
+    with caplog.at_level(logging.WARNING, "snaprt.torch"):
+        for number in range(8):
+            settings.scale = float(number)
+            assert float(step(torch.ones(()))) == number
+    assert "SimpleNamespace.scale changed between calls" in caplog.text
+
+
+def test_a_step_goes_on_from_a_loaded_state_and_with_a_new_group() -> None:
+    results = []
+    jits: list[Any] = [_Ours(), _Plain()]
+    for jit in jits:
+        trainer = _Trainer(jit)
+        losses = []
+        for number in range(8):
+            losses.append(float(trainer(_batch(number))))
+            if number == 3:
+                state = trainer.optimizer.state_dict()
+                trainer.optimizer.load_state_dict(state)
+            if number == 5:
+                extra = nn.Linear(2, 2)
+                with torch.no_grad():
+                    extra.weight.fill_(0.5), extra.bias.fill_(0.1)
+                trainer.model.append(extra)
+                trainer.optimizer.add_param_group({"params": extra.parameters(), "lr": 0.1})
+        results.append(losses)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_the_state_of_an_optimizer_may_be_read_and_written_between_steps_and_inside() -> None:
+    results = []
+    jits: list[Any] = [_Ours(), _Plain()]
+    for jit in jits:
+        model = jit.wrap(_model())
+        optimizer = _optimizer(model)
+        weight = model[0].weight
+
+        def step(x: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
+            loss = _do(model, optimizer, x)
+            for param in model.parameters():
+                optimizer.state[param]["exp_avg"].mul_(0.5)
+            return loss + optimizer.state[model[0].weight]["exp_avg"].sum()
+
+        step = jit(step)
+        losses = []
+        for number in range(STEPS):
+            losses.append(float(step(_batch(number))))
+            if number == 3:
+                optimizer.state[weight]["exp_avg"].zero_()
+                losses.append(float(optimizer.state[weight]["exp_avg_sq"].sum()))
+        results.append(losses)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-7)
+
+
+def test_a_step_whose_optimizer_was_first_traced_inside_may_be_traced_again() -> None:
+    results = []
+    jits: list[Any] = [_Ours(), _Plain()]
+    for jit in jits:
+        model = jit.wrap(_model())
+        optimizer = _optimizer(model)
+        step = jit(lambda x, model=model, optimizer=optimizer: _do(model, optimizer, x))
+        losses = []
+        for number in range(STEPS):
+            losses.append(float(step(_batch(number)[: 6 + number % 2])))
+            optimizer.load_state_dict(optimizer.state_dict())
+        results.append(losses)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
