@@ -125,6 +125,7 @@ class _Compiled:
                 modules.wrap(module)
             result = self._function(*args, **kwargs)
             if state is None:
+                self._count(mode, variables.constants)
                 self._states.insert(0, _State(variables.modules, variables.optimizers))
                 del self._states[_MAX_STATES:]
             return result
@@ -151,7 +152,7 @@ class _Compiled:
                 del known[index]
                 break
         known.insert(0, Variables(self._function, given))
-        del known[_MAX_STATES:]
+        del known[_MAX_VARIABLES:]
         return known[0]
 
     def _state(self, variables: Variables) -> _State | None:
@@ -169,13 +170,13 @@ class _Compiled:
         return None
 
     def _count(self, mode: Any, constants: Any) -> None:
-        """Log a warning if the function is compiled again and again for the same arguments."""
+        """Log a warning if the function is traced again and again for the same arguments."""
         self._made[mode] += 1
         if self._made[mode] == _MANY_TRACES:
             name = getattr(self._function, "__qualname__", "a function")
             changed = sorted({constant[0] for constant in {*constants} - {*self._constants}})
             _log.warning(
-                "snaprt.torch.jit has compiled %s %d times: %s changed between calls",
+                "snaprt.torch.jit has traced %s %d times: %s changed between calls",
                 *(name, _MANY_TRACES, ", ".join(changed) or "a variable, a module or an optimizer"),
             )
         self._constants = constants
@@ -183,8 +184,11 @@ class _Compiled:
 
 _MAX_STATES: Final = 16
 
+#: They keep the objects among the arguments alive.
+_MAX_VARIABLES: Final = 4
+
 #: After as many traces for the same kinds of arguments, something changes that should not.
-_MANY_TRACES: Final = 5
+_MANY_TRACES: Final = 6
 
 
 class _State:

@@ -101,8 +101,7 @@ class Variables:
         self.modules = search.modules
         self.optimizers = search.optimizers
         self._slots = search.slots
-        holders = {id(slot.holder): slot.holder for slot in self._slots if slot.key is not None}
-        self._holders = [*holders.values()]
+        self._holders = [*search.holders.values()]
         self._sizes = [*map(len, self._holders)]
         self._take()
 
@@ -140,16 +139,21 @@ class Variables:
         Raises:
             UsageError: A tensor is in a list or another object that a variable holds.
         """
-        new: list[tuple[Slot, Tensor]] = []
+        new: list[tuple[Slot, Any]] = []
         for slot, before in zip(self._slots, self._values, strict=True):
             value = slot.get()
-            if value is before:
-                continue
-            if isinstance(value, Tensor):
+            if value is not before and _has_tracer(value):
                 new.append((slot, value))
                 slot.set(before)
-            elif _has_tracer(value):
-                slot.set(before)
+        for holder, size in zip(self._holders, self._sizes, strict=True):
+            keys = [*holder][size:] if isinstance(holder, dict) else range(size, len(holder))
+            more = [Slot(holder, key, f"{type(holder).__name__}[{key!r}]") for key in keys]
+            new += [(slot, slot.get()) for slot in more if _has_tracer(slot.get())]
+            for slot in reversed(more):
+                if _has_tracer(slot.get()):
+                    del holder[slot.key]
+        for slot, value in new:
+            if not isinstance(value, Tensor) or isinstance(slot.holder, list):
                 raise UsageError(
                     f"a function compiled by snaprt.torch.jit puts a tensor into {slot.name}",
                     hint="return the tensor, and store it outside of the function",
@@ -190,6 +194,7 @@ class _Search:
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.slots: list[Slot] = []
+        self.holders: dict[int, Any] = {}  # by ``id``: the lists and dictionaries of variables
 
     def look_into(self, *values: Any) -> None:
         """Look into values, and into what is found there."""
@@ -202,10 +207,9 @@ class _Search:
             if isinstance(value, torch.optim.Optimizer):
                 self.optimizers.append(value)
                 continue
-            slots = [*self._slots_in(name, value)]
             if isinstance(value, torch.nn.Module):
                 self.modules.append(value)
-                slots = [slot for slot in slots if not isinstance(slot.get(), torch.Tensor)]
+            slots = [*self._slots_in(name, value)]
             others = self._others_in(value)
             fixed = [i for i, other in enumerate(others) if isinstance(other, torch.Tensor)]
             self.slots += [*slots, *[Slot(others, i, f"{name}[{i}]") for i in fixed]]
@@ -222,17 +226,19 @@ class _Search:
                 self._names |= names
                 yield from self._slots_by_name(value.__globals__, "", names)
         elif isinstance(value, list | tuple):
+            self.holders[id(value)] = value
             indices = range(min(len(value), _MAX_ITEMS))
             yield from [Slot(value, index, f"{name}[{index}]") for index in indices]
         elif isinstance(value, dict):
+            self.holders[id(value)] = value
             yield from [Slot(value, key, f"{name}[{key!r}]") for key in [*value][:_MAX_ITEMS]]
         elif not isinstance(value, types.ModuleType | type | types.MethodType):
             attributes = getattr(value, "__dict__", {})
             yield from self._slots_by_name(attributes, f"{type(value).__name__}.", self._names)
 
-    @staticmethod
-    def _slots_by_name(holder: Any, of: str, names: Set[str]) -> Iterator[Slot]:
-        yield from [Slot(holder, name, f"{of}{name}") for name in sorted(names) if name in holder]
+    def _slots_by_name(self, holder: Any, of: str, names: Set[str]) -> Iterator[Slot]:
+        self.holders[id(holder)] = holder
+        yield from [Slot(holder, name, f"{of}{name}") for name in sorted(names & holder.keys())]
 
     def _others_in(self, value: Any) -> list[Any]:
         """Return what else to look into, which does not change: functions, arguments, items."""

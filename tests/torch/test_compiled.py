@@ -350,3 +350,35 @@ def test_a_step_whose_optimizer_was_first_traced_inside_may_be_traced_again() ->
             optimizer.load_state_dict(optimizer.state_dict())
         results.append(losses)
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_that_are_appended_to_a_list_are_refused_and_removed() -> None:
+    kept: list[Any] = []
+
+    @snaprt.torch.jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x * 2)
+        return x + 1
+
+    step(torch.ones(()))
+    with pytest.raises(UsageError, match=r"puts a tensor into list\[1\]"):
+        step(torch.ones(()))
+    assert [float(tensor) for tensor in kept] == [2]
+
+
+def test_a_new_attribute_and_a_new_item_may_be_tensors() -> None:
+    cache: dict[str, Any] = {}
+    things = SimpleNamespace(calls=0)
+
+    @snaprt.torch.jit
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if things.calls:  # not in the first call, which is not compiled
+            cache["double"] = x * 2
+            things.triple = x * 3
+        return x + 1
+
+    step(torch.ones(()))
+    things.calls = 1
+    for number in range(4):
+        step(torch.full((), float(number)))
+        assert [float(cache["double"]), float(things.triple)] == [2 * number, 3 * number]
