@@ -55,19 +55,20 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def jit(function: _F) -> _F:
     """Compile a function of PyTorch code, such as a training step, as one operation.
 
-    The function may call modules, ``loss.backward()``, and steps of optimizers. It finds the
-    modules and optimizers in the variables that it uses; their parameters, buffers, gradients and
-    state are arguments and results of the compiled function. Learning rates, and other numbers in
-    the options of optimizers, may change from call to call. Everything else that it reads is fixed
-    when it is traced: once for each kind of arguments, and again when a module or optimizer has
-    changed. Call ``optimizer.zero_grad()`` at the end of a step: gradients that are still there are
-    results, which cost memory.
+    The function may call modules, ``loss.backward()``, and steps of optimizers. They are found
+    among its arguments and variables, and in the attributes of objects there; their parameters,
+    buffers, gradients and state are arguments and results of the compiled function. Learning rates,
+    and other numbers in the options of optimizers, may change from call to call. The function is
+    traced once for each kind of arguments and each value of the numbers, flags and strings among
+    its variables, and again when a module or optimizer has changed. Call ``optimizer.zero_grad()``
+    at the end of a step: gradients that are still there are results, which cost memory.
 
     Args:
         function: A function of tensors that returns tensors.
 
     Raises:
-        UsageError: It is no function, or it uses an optimizer whose steps cannot be compiled.
+        UsageError: It is no function. Later, from a call: it uses an optimizer whose steps cannot
+            be compiled, or a tensor or an optimizer that is not found.
 
     Examples:
         >>> import torch
