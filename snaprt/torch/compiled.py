@@ -227,6 +227,12 @@ class _State:
                     add(f"{prefix}{name}", parameter)
                 for name, buffer in module.named_buffers():
                     add(f"{prefix}{name}", buffer)
+            for number, optimizer in enumerate(self.optimizers):
+                given = [p for group in optimizer.param_groups for p in group["params"]]
+                for index, parameter in enumerate(given):
+                    if type(parameter) is Tensor and id(parameter) not in known:
+                        self.params[f"{number}.param{index}"] = parameter
+                        add(f"{number}.param{index}", parameter)
             names = {id(param): name for name, param in self.params.items()}
             for number, optimizer in enumerate(self.optimizers):
                 for owned, values in optimizer.state.items():
@@ -234,8 +240,7 @@ class _State:
                         if torch.is_tensor(value):
                             if type(value) is not Tensor:
                                 value = values[key] = traced.on_device([value])[0]
-                            owner = names.get(id(owned), f"{number}.{id(owned)}")
-                            add(f"{owner}.{key}.{number}", value)
+                            add(f"{names[id(owned)]}.{key}.{number}", value)
         self.tensors = dict(sorted(named.items()))
         self._known = known
         self._boxes: list[Any] = []
@@ -267,10 +272,9 @@ class _State:
         Args:
             variables: Other tensors that the function may use.
         """
-        gradients = gradients_of([*self.params.values()])
         self._find_packs()
-        tensors = self._alone
-        flags: list[bool] = []
+        tensors, params = self._alone, self.params
+        flags: list[tuple[bool, bool]] = []
         if variables:
             first_names = {id(tensor): name for name, tensor in reversed(variables.items())}
             others = {
@@ -280,16 +284,19 @@ class _State:
             }
             tensors = {**tensors, **others}
             with plainly():
-                flags = [tensor.requires_grad for tensor in others.values()]
+                flags = [(tensor.requires_grad, tensor.is_leaf) for tensor in others.values()]
+            leaves = [flag == (True, True) for flag in flags]
+            params = {**params, **dict(itertools.compress(others.items(), leaves))}
+        gradients = gradients_of([*params.values()])
         if any(map(_is_there, gradients)):
-            named = zip(self.params, gradients, strict=True)
+            named = zip(params, gradients, strict=True)
             tensors = {**tensors, **{f"{n}.grad": g for n, g in named if g is not None}}
         arrays = [*map(array_of, tensors.values())]
         numbers = [*map(id, arrays)]
         first = dict(zip(reversed(numbers), reversed(tensors), strict=True))
         names = tuple(map(first.__getitem__, numbers))
         present = dict(zip(names, arrays, strict=True))
-        return _Present(tensors, gradients, names, present, self._packed, flags)
+        return _Present(tensors, params, gradients, names, present, self._packed, flags)
 
     def _find_packs(self) -> None:
         """Find the packs that consist of these tensors, if that has changed."""
@@ -383,19 +390,21 @@ class _Present:
 
     Attributes:
         tensors: The tensors of the state that are in no pack, variables and gradients, by name.
-        gradients: The gradient of each parameter, or None.
+        params: The parameters, and the variables that gradients are computed for, by name.
+        gradients: The gradient of each of these, or None.
         names: For each tensor the name of the first one that has the same array.
         arrays: Each array, under the name of the first tensor that has it.
         packed: The packs of the state.
-        flags: Which of the variables require gradients.
+        flags: Which of the variables require gradients, and are leaves of autograd.
     """
 
     tensors: dict[str, Tensor]
+    params: dict[str, Tensor]
     gradients: list[Any]
     names: tuple[str, ...]
     arrays: dict[str, Any]
     packed: list[_Packed]
-    flags: list[bool]
+    flags: list[tuple[bool, bool]]
 
     def key(self) -> Any:
         """Return what a trace depends on, apart from the values."""
@@ -468,17 +477,17 @@ class _Step:
         for each, arrays in zip(present.packed, packed, strict=True):
             if arrays:
                 each.pack.write(arrays)
-        self._set_gradients(state, present, gradients)
+        self._set_gradients(present, gradients)
         for slot, array in zip(self._assigned, assigned, strict=True):
             slot.set(Tensor(array))
         return unflatten(self._result, iter([Tensor(result) for result in results]))
 
-    def _set_gradients(self, state: _State, present: _Present, arrays: Sequence[Any]) -> None:
+    def _set_gradients(self, present: _Present, arrays: Sequence[Any]) -> None:
         if not arrays and not any(map(_is_there, present.gradients)):
             return
         given = iter(arrays)
         with plainly():
-            for parameter, what in zip(state.params.values(), self._kept, strict=True):
+            for parameter, what in zip(present.params.values(), self._kept, strict=True):
                 if what is _NEW:
                     parameter.grad = Tensor(next(given))
                 elif what is _NONE and parameter.grad is not None:
@@ -529,7 +538,7 @@ class _Step:
                     given_packed = [packed[name] for name in each.names]
                     is_new = not are_the_same(each.pack.packed, given_packed)
                     new_packed.append([*each.pack.packed] if is_new else [])
-            ends = gradients_of([*state.params.values()])
+            ends = gradients_of([*present.params.values()])
             self._kept = []
             gradients = []
             for end, begin in zip(ends, present.gradients, strict=True):
@@ -604,5 +613,5 @@ def _holding(
         for tensor, view in views:
             tensor.view_of = view
         with plainly():
-            for parameter, gradient in zip(state.params.values(), present.gradients, strict=True):
+            for parameter, gradient in zip(present.params.values(), present.gradients, strict=True):
                 parameter.grad = gradient

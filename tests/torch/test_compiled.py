@@ -382,3 +382,47 @@ def test_a_new_attribute_and_a_new_item_may_be_tensors() -> None:
     for number in range(4):
         step(torch.full((), float(number)))
         assert [float(cache["double"]), float(things.triple)] == [2 * number, 3 * number]
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_variable_may_be_a_leaf_that_the_step_changes_by_hand(clears: bool) -> None:
+    results = []
+    for device in (snaprt.torch.device(), "cpu"):
+        weight = torch.ones(3, device=device).requires_grad_()
+
+        def step(x: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+            loss = ((weight * x).sum() - 1) ** 2
+            loss.backward()
+            assert weight.grad is not None
+            with torch.no_grad():
+                weight -= 0.1 * weight.grad
+            if clears:
+                weight.grad = None
+            return loss.detach()
+
+        run = step if device == "cpu" else snaprt.torch.jit(step)
+        losses = [float(run(torch.arange(3.0) / 3)) for _ in range(5)]
+        gradient = weight.grad
+        results.append([*losses, None if gradient is None else float(gradient.sum())])
+    for mine, other in zip(*results, strict=True):
+        assert mine == (None if other is None else pytest.approx(other, rel=1e-5))
+
+
+def test_an_optimizer_may_have_tensors_of_no_module() -> None:
+    results = []
+    jits: list[Any] = [_Ours(), _Plain()]
+    for jit in jits:
+        device = snaprt.torch.device() if type(jit) is _Ours else "cpu"
+        weights = [torch.ones(3, device=device).requires_grad_() for _ in range(5)]
+        optimizer = torch.optim.Adam(weights, 0.1, eps=1e-6)
+
+        def step(x: torch.Tensor, weights: Any = weights, optimizer: Any = optimizer) -> Any:
+            loss = (sum(weight.square() for weight in weights) * x).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = jit(step)
+        results.append([float(run(torch.arange(3.0))) for _ in range(5)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
