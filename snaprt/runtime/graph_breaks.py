@@ -115,6 +115,7 @@ BREAKS: Final[Mapping[str, Break]] = {
         "register a lowering for it with jax.interpreters.mlir.register_lowering",
     ),
     "scope_end": Break("the end of the scope, with effects pending", ""),
+    "debug_nans": Break("the end of `jax.debug_nans(True)`", "set it for the whole program"),
     "effects_barrier": Break("`jax.effects_barrier()`", "wait with mark_step(wait=True)"),
     "shard_map": Break("an eager `jax.shard_map`", _JIT),
     "compiler_options": Break(

@@ -73,6 +73,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_trace_state(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)
+        _watch_checks()
         jaxapi.own_constants()
         jaxapi.own_what_is_put()
         jaxapi.own_what_is_exchanged(LazyTrace)
@@ -182,6 +183,21 @@ def _watch_waiting() -> None:
     # Once where threads can still be started, as the recorder may; once for what threads left then.
     threading._register_atexit(_run_all_effects)  # type: ignore[attr-defined]
     atexit.register(_run_all_effects)
+
+
+@functools.cache
+def _watch_checks() -> None:
+    """Run all that is pending where JAX is to look for NaNs no longer, so that it still does."""
+
+    def run_checked() -> None:
+        trace = jaxapi.current_trace()
+        if isinstance(trace, LazyTrace) and not trace.fullgraph:
+            with trace.lock:
+                arrays = trace.recording.live_arrays()
+                _run_all_that_can(trace, arrays, "debug_nans", listeners())
+                _forget(trace, MAX_POINTS)
+
+    jaxapi.before_checks_end(run_checked)
 
 
 def _run_all_effects() -> None:

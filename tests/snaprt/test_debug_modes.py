@@ -251,6 +251,32 @@ def test_debug_nans_looks_at_the_results_of_whole_graphs_too():
             del kept
 
 
+@pytest.mark.parametrize("setting", ["jax_debug_nans", "jax_debug_infs"])
+@pytest.mark.parametrize("how", ["leaves", "turns off", "turns off inside"])
+def test_what_was_recorded_while_nans_were_looked_for_is_looked_at(setting, how):
+    check = getattr(jax, setting.removeprefix("jax_"))
+    numerator = X * 0 if setting == "jax_debug_nans" else X
+    with snaprt.lazy():
+        if how == "leaves":
+            with check(True):
+                kept = numerator / (X * 0)
+        elif how == "turns off":
+            jax.config.update(setting, True)
+            kept = numerator / (X * 0)
+            jax.config.update(setting, False)
+        else:
+            with check(True):
+                kept = numerator / (X * 0)
+                with check(False):
+                    unchecked = numerator / (X * 0) + 1
+                    snaprt.mark_step()
+                assert not np.isfinite(np.asarray(unchecked)).all()
+        after = numerator / (X * 0)
+        with pytest.raises(FloatingPointError, match="graph lazy_graph"):
+            np.asarray(kept)
+        assert not np.isfinite(np.asarray(after)).all()
+
+
 @pytest.mark.parametrize("name", ["XLA_USE_EAGER_DEBUG_MODE", "NEURON_USE_EAGER_DEBUG_MODE"])
 @pytest.mark.usefixtures("no_persistent_cache")
 def test_in_eager_mode_each_operation_runs_at_once(monkeypatch, watched, name):
