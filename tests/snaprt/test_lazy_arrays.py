@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 
 import snaprt
 
@@ -143,6 +144,17 @@ def test_a_function_that_dispatches_on_types_takes_a_lazy_array_for_an_array():
     kind.register(jax.Array, lambda value: "array")
     with snaprt.lazy():
         assert kind(jnp.ones(2) * 2) == "array"
+
+
+@pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])
+def test_sparse_matrices_print_as_they_do_eagerly(kind):
+    def texts():
+        matrix = kind.fromdense(jnp.eye(3) * 2)
+        return repr(matrix), str([matrix])
+
+    expected = texts()
+    with snaprt.lazy():
+        assert texts() == expected
 
 
 def test_a_traced_array_is_still_a_tracer():

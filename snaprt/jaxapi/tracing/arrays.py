@@ -284,8 +284,13 @@ class _ArrayOfTrace(jax.Array):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What `isinstance` goes by where the type itself does not answer."""
-        if _frame(1).f_globals.get("__name__", "")[:4] == "jax.":  # `_is_of_jax`, written out
+        """What `isinstance` goes by where the type itself does not answer.
+
+        What JAX prints of an object that holds arrays (a sparse matrix) is for the user.
+        """
+        frame = _frame(1)
+        is_of_jax = frame.f_globals.get("__name__", "")[:4] == "jax."  # `_is_of_jax`, written out
+        if is_of_jax and frame.f_code.co_name != "__repr__":
             return _TracerToJax
         return self._kind_of_value()
 
