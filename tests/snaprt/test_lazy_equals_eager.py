@@ -258,6 +258,9 @@ def test_64_bit_arrays_are_used_outside_of_x64_as_eager_jax_uses_them() -> None:
             wide[1],
             jax.jit(lambda x: x + 1)(wide),
             jax.lax.convert_element_type(wide, np.float32) + single,
+            jnp.ones_like(wide),
+            jnp.full_like(wide, 2, shape=(2,)),
+            jax.lax.full_like(wide, 1),
         ]
 
     expected = compute()
@@ -265,6 +268,19 @@ def test_64_bit_arrays_are_used_outside_of_x64_as_eager_jax_uses_them() -> None:
         for lazily, eagerly in zip(compute(), expected, strict=True):
             assert (lazily.dtype, lazily.weak_type) == (eagerly.dtype, eagerly.weak_type)
             np.testing.assert_array_equal(lazily, eagerly)
+
+
+@pytest.mark.parametrize("numbers", [(0.1, 0.2, 0.3), (10**12, 2 * 10**12, 3 * 10**12)])
+def test_numbers_of_64_bits_keep_them_where_they_are_read_outside_of_x64(numbers) -> None:
+    with snaprt.lazy():
+        for number in numbers:  # from the second on, it is an argument of the program
+            for is_read_inside in (False, True):
+                with jax.enable_x64(True):
+                    alone, added = jnp.asarray(number), jnp.arange(2) + number
+                    read = [np.asarray(alone), np.asarray(added)] if is_read_inside else None
+                values = read or [np.asarray(alone), np.asarray(added)]
+                assert values[0] == number
+                np.testing.assert_array_equal(values[1], np.arange(2) + number)
 
 
 def test_settings_that_change_what_an_operation_allows_are_heeded_where_it_is_known() -> None:

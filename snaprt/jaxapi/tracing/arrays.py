@@ -21,7 +21,7 @@ from jax._src.random.prng import PRNGKeyArray
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
 from snaprt.jaxapi.installation import Device
-from snaprt.jaxapi.settings import under_mesh, x64
+from snaprt.jaxapi.settings import under_mesh, x64, x64_enabled
 from snaprt.jaxapi.tracing.traces import evaluating
 
 ShapedArray = _core.ShapedArray
@@ -151,10 +151,11 @@ def shapes_of(arrays: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
 def to_device(value: Any) -> jax.Array:
     """Copy a host value to the default device, keeping its dtype and weak type.
 
-    The copy is committed to no mesh, for the program may want it to lie otherwise.
+    The copy is committed to no mesh, for the program may want it to lie otherwise. It keeps 64 bits
+    where these are off by now: the program was recorded while they were on.
     """
     aval = typeof(value)
-    with evaluating(), under_mesh(None):
+    with evaluating(), under_mesh(None), x64(x64_enabled() or aval.dtype.itemsize > 4):
         array = jax.numpy.array(np.asarray(value), dtype=aval.dtype, copy=True)
         if getattr(aval, "weak_type", False):
             return jax.lax.convert_element_type_p.bind(

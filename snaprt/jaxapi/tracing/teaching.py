@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import config as _config
@@ -23,7 +24,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.random import stateful_rng as _stateful_rng
 
-from snaprt.jaxapi.settings import under_mesh
+from snaprt.jaxapi.settings import under_mesh, x64_enabled
 from snaprt.jaxapi.tracing.host_memory import owning
 from snaprt.jaxapi.tracing.traces import (
     current_trace,
@@ -147,12 +148,21 @@ class _Description(jax.ShapeDtypeStruct):
         super().__init__(array.shape, array.dtype, sharding=sharding, weak_type=is_weak)
 
 
+_NARROWED = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
 def _of_described(like: Callable[..., Any], kind: Any) -> Callable[..., Any]:
-    """Return ``like`` for an array that may be of ``kind``, whose description is then used."""
+    """Return ``like`` for an array that may be of ``kind``, whose description is then used.
+
+    Where 64-bit types are off, JAX narrows what is described with one, but not what has a value.
+    """
 
     @functools.wraps(like)
     def described(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return like(_Description(x) if type(x) is kind else x, *args, **kwargs)
+        if type(x) is kind:
+            is_narrowed = not x64_enabled() and x.dtype in _NARROWED
+            x = x.full_lower() if is_narrowed else _Description(x)
+        return like(x, *args, **kwargs)
 
     return described
 
