@@ -24,7 +24,7 @@ from snaprt.graph.operation import computing_params
 from snaprt.graph.program import Node, Program
 
 #: Goes up when a program is described in another way: digests of older versions then match nothing.
-VERSION = 4
+VERSION = 5
 
 #: Constants larger than this are not fetched from the device to be hashed.
 _MAX_CONSTANT_BYTES = 1 << 24

@@ -11,8 +11,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import config as _config
 from jax._src import mesh as _mesh
+
+#: The types that JAX narrows where 64-bit types are off.
+WITH_64_BITS = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def x64_enabled() -> bool:

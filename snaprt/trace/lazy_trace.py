@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import numpy as np
 
 from snaprt import jaxapi, metrics
 from snaprt.graph.operation import Evaluation, Operation, operation
@@ -446,12 +445,9 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
 
 
 #: Types that JAX makes narrower where a program without 64-bit types takes them.
-_WITH_64_BITS = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
-
-
 def _has_64_bits(operand: LazyArray | Literal | jax.Array) -> bool:
     dtype = operand.aval.dtype if type(operand) is Literal else operand.dtype  # type: ignore[union-attr]
-    return dtype in _WITH_64_BITS
+    return dtype in jaxapi.WITH_64_BITS
 
 
 def _avals(operands: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from jax._src.random.prng import PRNGKeyArray
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
 from snaprt.jaxapi.installation import Device
-from snaprt.jaxapi.settings import under_mesh, x64, x64_enabled
+from snaprt.jaxapi.settings import WITH_64_BITS, under_mesh, x64, x64_enabled
 from snaprt.jaxapi.tracing.traces import evaluating
 
 ShapedArray = _core.ShapedArray
@@ -155,7 +155,7 @@ def to_device(value: Any) -> jax.Array:
     where these are off by now: the program was recorded while they were on.
     """
     aval = typeof(value)
-    with evaluating(), under_mesh(None), x64(x64_enabled() or aval.dtype.itemsize > 4):
+    with evaluating(), under_mesh(None), x64(x64_enabled() or aval.dtype in WITH_64_BITS):
         array = jax.numpy.array(np.asarray(value), dtype=aval.dtype, copy=True)
         if getattr(aval, "weak_type", False):
             return jax.lax.convert_element_type_p.bind(

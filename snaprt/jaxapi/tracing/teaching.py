@@ -11,7 +11,6 @@ from types import CodeType
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import api as _api
 from jax._src import array as _array
 from jax._src import config as _config
@@ -24,7 +23,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.random import stateful_rng as _stateful_rng
 
-from snaprt.jaxapi.settings import under_mesh, x64_enabled
+from snaprt.jaxapi.settings import WITH_64_BITS, under_mesh, x64_enabled
 from snaprt.jaxapi.tracing.host_memory import owning
 from snaprt.jaxapi.tracing.traces import (
     current_trace,
@@ -148,9 +147,6 @@ class _Description(jax.ShapeDtypeStruct):
         super().__init__(array.shape, array.dtype, sharding=sharding, weak_type=is_weak)
 
 
-_NARROWED = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
-
-
 def _of_described(like: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     """Return ``like`` for an array that may be of ``kind``, whose description is then used.
 
@@ -160,7 +156,7 @@ def _of_described(like: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     @functools.wraps(like)
     def described(x: Any, *args: Any, **kwargs: Any) -> Any:
         if type(x) is kind:
-            is_narrowed = not x64_enabled() and x.dtype in _NARROWED
+            is_narrowed = not x64_enabled() and x.dtype in WITH_64_BITS
             x = x.full_lower() if is_narrowed else _Description(x)
         return like(x, *args, **kwargs)
 
