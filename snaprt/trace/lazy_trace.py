@@ -444,7 +444,6 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
     return row[0] if row is not None and row[1](params) else None
 
 
-#: Types that JAX makes narrower where a program without 64-bit types takes them.
 def _has_64_bits(operand: LazyArray | Literal | jax.Array) -> bool:
     dtype = operand.aval.dtype if type(operand) is Literal else operand.dtype  # type: ignore[union-attr]
     return dtype in jaxapi.WITH_64_BITS
