@@ -6,6 +6,7 @@ its C++ calls comes here, too.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import types
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.nn import init
+from torch.nn import functional, init
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
@@ -310,6 +311,21 @@ def _new_tensor(
     return torch.tensor(data, dtype=dtype or tensor.dtype, device=device or "jax", **options)
 
 
+def _renormalizing(func: Any) -> Callable[..., Any]:
+    """Return an embedding that first writes to its weight what ``max_norm`` asks for."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = inspect.signature(func).bind(*args, **kwargs).arguments
+        largest = named.pop("max_norm", None)
+        if largest is not None:
+            with torch.no_grad():
+                weight, order = named["weight"].detach(), named.get("norm_type", 2.0)
+                torch.embedding_renorm_(weight, named["input"], largest, order)
+        return _run(func, (), named)
+
+    return call
+
+
 def _pointless(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
     """Return the tensor: what was asked for has no meaning on this device."""
     return tensor
@@ -340,6 +356,8 @@ _OWN: Final[dict[Any, Callable[..., Any]]] = {
     _T.__format__: lambda tensor, spec: format(tensor, spec),
     _T.type_as: lambda tensor, other: _to(tensor, other.dtype),
     _T.new_tensor: _new_tensor,
+    functional.embedding: _renormalizing(functional.embedding),
+    functional.embedding_bag: _renormalizing(functional.embedding_bag),
     _T.pin_memory: _pointless,
     _T.share_memory_: _pointless,
     _T.record_stream: _pointless,

@@ -741,21 +741,12 @@ def _writes_to_constant() -> UsageError:
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function; one that writes in place and is not known becomes one that does not."""
-    not_known = versions.torchax().tensor.OperatorNotFound
     if func is torch.Tensor.__getitem__:
         args = (args[0], as_index(args[1]))
         if hasattr(args[0], "jax") and not takes_copy(args[1]):
             return slice_of(*args)
     of_numbers = numbers.call_of(func, args, kwargs)
-    try:
-        result = func(*args, **kwargs)
-    except not_known:
-        name = getattr(func, "__name__", "")
-        functional = getattr(torch.Tensor, name[:-1], None)
-        if not name.endswith("_") or name.startswith("_") or functional is None:
-            raise
-        return args[0].copy_(functional(*args, **kwargs))
+    result = func(*args, **kwargs)
     note_views(func, args, kwargs, result)
     if of_numbers is not None:
         numbers.note(func, of_numbers, result)

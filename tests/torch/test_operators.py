@@ -1,5 +1,6 @@
 """Operators on the device compute what they compute on the CPU, with the same gradients."""
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,6 @@ import torch
 import torch.nn.functional as functional
 
 import snaprt.torch
-from snaprt.errors import UsageError
 from snaprt.torch.lowering import versions
 
 _linalg: Any = torch.linalg
@@ -75,6 +75,10 @@ def _blind(b: torch.Tensor) -> torch.Tensor:
     mask = b > 0
     mask[:, 1] = False
     return mask
+
+
+def _images(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.cat([a, b]).reshape(1, 6, 6, 6)
 
 
 _PADDED = ([1, 2, 2], [3, 1, 0], [5, 0, 0])
@@ -185,6 +189,48 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "fftfreq": lambda a, b: (
         a * torch.fft.fftfreq(6, device=a.device) + b * torch.fft.rfftfreq(10, device=a.device)
     ),
+    "fold": lambda a, b: functional.fold(
+        functional.unfold(_images(a, b), 3, padding=1, stride=2), (6, 6), 3, padding=1, stride=2
+    ),
+    "fold of one": lambda a, b: functional.fold(
+        torch.cat([a, b]).reshape(12, 18)[:, :8],
+        (5, 9),
+        (2, 3),
+        dilation=(2, 2),
+        padding=(0, 1),
+        stride=2,
+    ),
+    "transposed convolution of groups": lambda a, b: functional.conv_transpose2d(
+        _images(a, b),
+        torch.cat([a, b])[:, :, :5].reshape(6, 2, 3, 5),
+        _on(a, 1.0, 2, 3, 4),
+        stride=(2, 3),
+        padding=(1, 0),
+        output_padding=(1, 2),
+        groups=2,
+        dilation=(2, 1),
+    ),
+    "transposed convolution of time": lambda a, b: functional.conv_transpose1d(
+        a, torch.cat([b, b]), groups=3
+    ),
+    "conv_tbc": lambda a, b: functional.conv_tbc(a, b[:2], b[0, 0], 1),
+    "dilated max_pool": lambda a, b: (
+        functional.max_pool2d(_images(a, b), 2, 1, 1, dilation=2, ceil_mode=True)
+        * functional.max_pool3d(_images(a, b), (1, 2, 2), 1, (0, 1, 1), dilation=2)
+    ),
+    "max_pool of time": lambda a, b: functional.max_pool1d(a, 3, 2, dilation=2) * b[:, :, :1],
+    "max_pool and back": lambda a, b: functional.max_unpool2d(
+        *functional.max_pool2d(_images(a, b), 2, return_indices=True), 2
+    ),
+    "adaptive_max_pool": lambda a, b: torch.cat(
+        [t.flatten() for t in functional.adaptive_max_pool2d(_images(a, b), (4, 5), True)]
+    ),
+    "householder_product": lambda a, b: (
+        _linalg.householder_product(a[..., :4], b[:, 0, :3]) + torch.orgqr(a[0, :, :4], b[0, 0, :4])
+    ),
+    "quantile": lambda a, b: (
+        a.quantile(0.3, 1, interpolation="nearest") * b.quantile(0.7, 1, interpolation="midpoint")
+    ),
     "sum of booleans": lambda a, b: a + ((b > 0) + (a.detach() > 0) + (b > 1)),
     "ctc_loss": _ctc(_PADDED),
     "ctc_loss of targets in a row": _ctc((1, 2, 2, 3, 1, 5), reduction="none"),
@@ -229,10 +275,88 @@ def test_rrelu_draws_while_it_trains() -> None:
     assert len(drawn.unique()) > 50
 
 
-def test_an_embedding_that_would_renormalize_its_weight_is_refused() -> None:
-    layer = torch.nn.Embedding(3, 2, max_norm=1.0).to(snaprt.torch.device())
-    with pytest.raises(UsageError, match="max_norm"):
-        layer(torch.tensor([1], device=snaprt.torch.device()))
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_an_embedding_renormalizes_the_rows_that_it_uses(kind: Any, is_wrapped: bool) -> None:
+    plain = kind(4, 3, max_norm=0.5)
+    ours = copy.deepcopy(plain)
+    ours = snaprt.torch.wrap(ours) if is_wrapped else ours.to(snaprt.torch.device())
+    indices = torch.tensor([[1, 3, 1]])
+    results = [m(indices.to(m.weight.device)) for m in (plain, ours)]
+    for result in results:
+        result.square().sum().backward()
+    torch.testing.assert_close(results[1].cpu(), results[0])
+    torch.testing.assert_close(ours.weight.cpu(), plain.weight)
+    torch.testing.assert_close(ours.weight.grad.cpu(), plain.weight.grad)
+
+
+_EDGES = torch.tensor(
+    [
+        [0.0, -0.0, 1.0, 1.0, -1.0, -1.0],
+        [2.0, 2.0, 0.0, 3.0, -3.0, 0.5],
+        [6.0, 6.0, -6.0, 3.0, 3, 0],
+    ]
+)
+
+# Each takes values at which it is not smooth: zeros, bounds and equal ones.
+NOT_SMOOTH: dict[str, Callable[[Any], torch.Tensor]] = {
+    "abs": lambda x: x.abs(),
+    "l1_loss": lambda x: functional.l1_loss(x, x.detach()),
+    "relu6": functional.relu6,
+    "hardtanh": lambda x: functional.hardtanh(x, 0, 2),
+    "hardsigmoid": functional.hardsigmoid,
+    "hardswish": functional.hardswish,
+    "leaky_relu": functional.leaky_relu,
+    "logsigmoid": functional.logsigmoid,
+    "cross entropy of logits": lambda x: functional.binary_cross_entropy_with_logits(x, x.detach()),
+    "cross entropy": lambda x: functional.binary_cross_entropy(
+        x.clamp(-2, 9).sigmoid().round(), x.detach().sigmoid()
+    ),
+    "clamp": lambda x: x.clamp(0, 2),
+    "clamp_": lambda x: (x * 1).clamp_(max=2),
+    "clamp_min": lambda x: torch.clamp_min(x, 1),
+    "clamp by tensors": lambda x: x.clamp(_on(x, 0.0), _on(x, 2.0)),
+    "clamp before a singularity": lambda x: x.clamp(-1, 1).acos(),
+    "clamp of integers": lambda x: x * x.detach().int().clamp(-1, 2),
+    "max": lambda x: x.max(1).values * x.max(-1, keepdim=True).values,
+    "max of a column": lambda x: torch.max(x[:, :1] * 0, 0)[0],
+    "min": lambda x: x.min(1)[0] + x.min(0).indices.sum(),
+    "max of a number": lambda x: x[0, 0].max(0).values * x,
+    "cummax": lambda x: x.cummax(1).values + x.cummin(-1).indices,
+    "cummin": lambda x: x.cummin(0).values,
+    "adaptive_max_pool": lambda x: functional.adaptive_max_pool2d(x[None], 2),
+    "norm": lambda x: (x * 0).norm() + (x * 0).norm(dim=1) + x.norm(1, 0, keepdim=True).sum(),
+    "other norms": lambda x: x.norm(3) + (x * 0).norm(1.5) + x.norm(-1, dim=1) + x.norm(torch.inf),
+    "norm in another type": lambda x: torch.linalg.vector_norm(x.half(), dtype=torch.float32),
+    "matrix norm": lambda x: torch.linalg.matrix_norm(x * 0) + torch.norm(x * 0, p="fro"),
+    "dist": lambda x: torch.dist(x, x) + torch.dist(x, x.detach(), 1),
+    "normalize": lambda x: functional.normalize(x * 0, dim=1),
+    "cosine_similarity": lambda x: functional.cosine_similarity(x * 0, x),
+    "renorm": lambda x: torch.renorm(x * 0, 2, 0, 1.0) + torch.renorm(x, 2, 0, 1.0),
+    "std": lambda x: (x * 0).std(1) + x.std(-1, correction=0) + x.std() + torch.std_mean(x * 0)[0],
+    "pow": lambda x: x**0 + x.pow(2) + x.detach() ** 0.0,
+    "atan2": lambda x: torch.atan2(x * 0, x),
+    "angle": lambda x: torch.complex(x.abs(), x).angle(),
+    "sinc": torch.sinc,
+}
+
+
+@pytest.mark.parametrize("name", NOT_SMOOTH)
+def test_a_gradient_is_that_of_the_cpu_where_there_is_none(name: str) -> None:
+    function = NOT_SMOOTH[name]
+
+    def run(function: Callable[..., torch.Tensor], device: Any) -> tuple[torch.Tensor, Any]:
+        x = _EDGES.clone().to(device).requires_grad_()
+        result = function(x)
+        (
+            result * torch.linspace(1, 2, result.numel(), device=device).view_as(result)
+        ).sum().backward()
+        return result.detach().cpu(), None if x.grad is None else x.grad.cpu()
+
+    wanted = run(function, "cpu")
+    for ours in (function, snaprt.torch.wrap(lambda x: function(x))):
+        for got, want in zip(run(ours, snaprt.torch.device()), wanted, strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("read", [int, float, bool, complex, operator.index])

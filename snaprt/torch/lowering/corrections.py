@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as functional
 
-from snaprt.errors import UsageError
 from snaprt.torch.lowering.lists import OF_LISTS
 from snaprt.torch.lowering.views import contiguous
 
@@ -90,19 +89,18 @@ def adaptive_max_pool(
     dimensions: int,
 ) -> Any:
     """Return the maximum of each of ``output_size`` windows along the last ``dimensions`` axes."""
-    if return_indices:
-        raise UsageError(
-            f"adaptive_max_pool{dimensions}d has no indices on this device",
-            hint="call it with return_indices=False",
-        )
     wanted = [output_size] * dimensions if isinstance(output_size, int | None) else output_size
-    for axis, count in zip(range(-dimensions, 0), wanted, strict=True):
+    sizes = input.shape[-dimensions:]
+    places = torch.arange(math.prod(sizes), device=input.device).reshape(sizes).expand(input.shape)
+    for axis, count in zip(range(-1, -dimensions - 1, -1), reversed(wanted), strict=True):
         length = input.shape[axis]
         count = length if count is None else count
         windows = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
-        maxima = [input.narrow(axis, a, b - a).max(axis).values for a, b in windows]
-        input = torch.stack(maxima, axis)  # noqa: A001
-    return input
+        maxima = [input.narrow(axis, a, b - a).max(axis, keepdim=True) for a, b in windows]
+        inside = torch.cat([m.indices + a for m, (a, _) in zip(maxima, windows, strict=True)], axis)
+        places = places.gather(axis, inside)
+        input = torch.cat([m.values for m in maxima], axis)  # noqa: A001
+    return (input, places) if return_indices else input
 
 
 def rrelu(
@@ -231,9 +229,13 @@ CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     **OF_LISTS,
     functional.batch_norm: batch_norm,
     functional.instance_norm: instance_norm,
-    functional.adaptive_max_pool1d: partial(adaptive_max_pool, dimensions=1),
-    functional.adaptive_max_pool2d: partial(adaptive_max_pool, dimensions=2),
-    functional.adaptive_max_pool3d: partial(adaptive_max_pool, dimensions=3),
+    **{
+        getattr(functional, f"adaptive_max_pool{count}d{ending}"): partial(
+            adaptive_max_pool, return_indices=bool(ending), dimensions=count
+        )
+        for count in (1, 2, 3)
+        for ending in ("", "_with_indices")
+    },
     functional.ctc_loss: ctc_loss,
     functional.rrelu: rrelu,
     functional.scaled_dot_product_attention: attention,

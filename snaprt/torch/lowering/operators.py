@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.nn import functional
 
 from snaprt.errors import UsageError
-from snaprt.torch.lowering import randomness, versions
+from snaprt.torch.lowering import randomness, slopes, versions, windows
 
 _NEVER: Final = -1e30
 """The logarithm of a probability of zero, finite so that gradients are."""
@@ -179,9 +180,28 @@ def _orthogonal(matrices: Any, mode: str = "reduced") -> Any:
     return tuple(jnp.linalg.qr(matrices, mode=mode))
 
 
+def _householder_product(vectors: Any, factors: Any) -> Any:
+    """Return the first columns of a product of reflections; JAX's own has no gradient."""
+    rows, columns = vectors.shape[-2:]
+    identity = jnp.eye(rows, columns, dtype=vectors.dtype)
+    below = jnp.tril(vectors, -1) + identity  # of which LAPACK leaves out the ones
+
+    def reflect(product: Any, reflection: Any) -> tuple[Any, None]:
+        vector, factor = reflection
+        along = vector.conj()[..., None, :] @ product
+        return product - factor[..., None, None] * vector[..., None] * along, None
+
+    reflections = (
+        jnp.moveaxis(below[..., : factors.shape[-1]], -1, 0),
+        jnp.moveaxis(factors, -1, 0),
+    )
+    start = jnp.broadcast_to(identity, vectors.shape)
+    return jax.lax.scan(reflect, start, reflections, reverse=True)[0]
+
+
 def _angle(values: Any) -> Any:
     if jnp.iscomplexobj(values):
-        return jnp.angle(values)
+        return slopes.angle_of(values.imag, values.real)
     is_nan = jnp.isnan(values)
     angles = jnp.where(values < 0, np.float32(np.pi), np.float32(0))
     return jnp.where(is_nan, jnp.nan, angles).astype(_floating(values.dtype))
@@ -262,6 +282,11 @@ def _bags(
     return result, bag, sizes, jnp.zeros(0, bag.dtype)
 
 
+def _full_like(values: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    return jnp.full_like(values, fill_value, name)
+
+
 def _embedding(
     weight: Any,
     indices: Any,
@@ -278,37 +303,22 @@ def _embedding(
     return jnp.where(is_padding, jax.lax.stop_gradient(rows), rows)
 
 
-def _renormalize(*_: Any) -> Any:
-    raise UsageError(
-        "an embedding with max_norm is not available on this device",
-        hint="renormalize its weight under torch.no_grad(), with torch.renorm, before the step",
-    )
+def _renormalize(weight: Any, indices: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+    """Return rows of which those that are used have no larger norm than ``max_norm``."""
+    is_used = jnp.zeros(len(weight), bool).at[indices].set(True)
+    sizes = slopes.norm(weight, norm_type, 1)
+    factors = jnp.where(is_used & (sizes > max_norm), max_norm / (sizes + 1e-7), 1)
+    return weight * factors[:, None].astype(weight.dtype)
 
 
 def _distances(first: Any, second: Any, p: float, compute_mode: int | None = None) -> Any:
     """Return the distance of each row of ``first`` to each row of ``second``."""
-    return _norm(first[..., :, None, :] - second[..., None, :, :], p)
+    return slopes.norm(first[..., :, None, :] - second[..., None, :, :], p, -1)
 
 
 def _own_distances(rows: Any, p: float = 2.0) -> Any:
     first, second = np.triu_indices(len(rows), 1)
-    return _norm(rows[first] - rows[second], p)
-
-
-def _norm(differences: Any, p: float) -> Any:
-    """Return the p-norms of vectors, whose gradients at zero are zero."""
-    sizes = jnp.abs(differences)
-    if p == 0:
-        return (sizes != 0).sum(-1).astype(sizes.dtype)
-    if p == 1:
-        return sizes.sum(-1)
-    if math.isinf(p):
-        return sizes.max(-1, initial=0)
-    is_zero = (sizes == 0).all(-1)
-    sizes = jnp.where(is_zero[..., None], 1, sizes)
-    positive = jnp.where(sizes == 0, 1, sizes)
-    powers = jnp.where(sizes == 0, 0, positive**p)
-    return jnp.where(is_zero, 0, powers.sum(-1) ** (1 / p))
+    return slopes.norm(rows[first] - rows[second], p, -1)
 
 
 def _fill_diagonal(values: Any, fill_value: Any, wrap: bool = False) -> Any:
@@ -494,7 +504,8 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "cholesky_inverse": _inverse_cholesky,
     "cholesky_solve": _solve_cholesky,
     "embedding": _embedding,
-    "embedding_renorm_": _renormalize,
+    "full_like": _full_like,
+    "linalg_householder_product": _householder_product,
     "linalg_inv_ex": _inverse,
     "linalg_lstsq": _least_squares,
     "linalg_lu_solve": _solve_factored,
@@ -519,7 +530,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
 
 COMPOSED: Final[Sequence[Any]] = (
     *(torch.angle, torch.linalg.det, torch.linalg.slogdet, torch.logdet, torch.lu_solve),
-    *(torch.cdist, torch.linalg.solve, torch.linalg.solve_ex),
+    *(torch.cdist, torch.linalg.solve, torch.linalg.solve_ex, functional.max_pool2d),
 )
 """Functions that PyTorch computes by these operators, and torchax by others."""
 
@@ -535,19 +546,53 @@ def corrected_environment() -> Any:
     aten = [
         *((name, function, False, True) for name, function in randomness.IN_PLACE.items()),
         *((name, function, False, False) for name, function in randomness.OPERATORS.items()),
-        *((name, function, True, False) for name, function in OPERATORS.items()),
+        *(
+            (name, function, True, False)
+            for table in (OPERATORS, slopes.OPERATORS, windows.OPERATORS)
+            for name, function in table.items()
+        ),
     ]
     ours = [
         *((known, *rest) for name, *rest in aten for known in _overloads(name)),
         *((known, function, True, False) for known, function in FUNCTIONS.items()),
-        (torch.Tensor.fill_diagonal_, in_place(_fill_diagonal, is_jax_func=True), False, True),
+        *(
+            (known, in_place(function, is_jax_func=True), False, True)
+            for known, function in (
+                (torch.Tensor.fill_diagonal_, _fill_diagonal),
+                (torch.ops.aten.embedding_renorm_.default, _renormalize),
+            )
+        ),
     ]
     for known, function, is_jax, is_view in ours:
         environment.override_op_definition(known, function, is_view)
         environment._ops[known].is_jax_function = is_jax
+    _write_in_place(environment)
     return environment
 
 
+def _write_in_place(environment: Any) -> None:
+    """Let operators that write in place and are not known be those that do not."""
+    torchax = versions.torchax()
+    look_up = environment._get_op_or_decomp
+
+    def find(operator: Any) -> Any:
+        try:
+            return look_up(operator)
+        except torchax.tensor.OperatorNotFound:
+            packet = getattr(operator, "overloadpacket", None)
+            name = getattr(packet, "__name__", "")
+            known = getattr(torch.ops.aten, name.removesuffix("_"), packet)
+            if known is packet:
+                raise
+        environment.override_op_definition(operator, torchax.ops.op_base.InplaceOp(known), True)
+        return environment._ops[operator]
+
+    environment._get_op_or_decomp = find
+
+
 def _overloads(name: str) -> list[Any]:
+    name, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, name)
+    if overload:
+        return [getattr(packet, overload)]
     return [getattr(packet, each) for each in packet.overloads() if not each.endswith("out")]

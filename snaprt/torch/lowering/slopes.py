@@ -1,0 +1,265 @@
+"""Operators whose gradients torchax has otherwise than PyTorch where they are not smooth.
+
+These are zeros, bounds and equal values: a norm of zeros has no gradient (JAX has NaN there), and
+the first of equal maxima gets all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from snaprt.torch.lowering import versions
+
+_fixed = jax.lax.stop_gradient
+
+
+@jax.custom_jvp
+def _abs(values: Any) -> Any:
+    return jnp.abs(values)
+
+
+@_abs.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (values,), (change,) = primals, tangents
+    return jnp.abs(values), (jnp.sign(values).conj() * change).real
+
+
+def _between(values: Any, low: float, high: float) -> Any:
+    """Return whether values are inside of bounds, and these have no gradient."""
+    return (values > low) & (values < high)
+
+
+def _hardtanh(values: Any, min_val: float = -1, max_val: float = 1) -> Any:
+    bounded = _fixed(jnp.clip(values, min_val, max_val)).astype(values.dtype)
+    return jnp.where(_between(values, min_val, max_val), values, bounded)
+
+
+def _hardsigmoid(values: Any) -> Any:
+    line = values / 6 + 0.5
+    return jnp.where(_between(values, -3, 3), line, _fixed(jnp.clip(line, 0, 1)))
+
+
+def _hardswish(values: Any) -> Any:
+    inside = values * (values + 3) / 6
+    return jnp.where(values <= -3, 0, jnp.where(values < 3, inside, values))
+
+
+def _leaky_relu(values: Any, negative_slope: float = 0.01) -> Any:
+    return jnp.where(values > 0, values, values * negative_slope)
+
+
+def _log_sigmoid(values: Any) -> Any:
+    return jax.nn.log_sigmoid(values), jnp.zeros(0, values.dtype)
+
+
+def _share_at_bound(*, of_tensor: bool) -> float:
+    """Return which part of a gradient gets through `torch.clamp` at a bound: torch 2.14 has less.
+
+    Args:
+        of_tensor: Whether the bound is a tensor.
+    """
+    with torch.enable_grad():
+        values = torch.zeros(1, device="cpu", requires_grad=True)
+        bound = torch.zeros(1, device="cpu") if of_tensor else 0
+        torch.clamp(values, min=bound).sum().backward()
+        assert values.grad is not None
+        return values.grad.item()
+
+
+_SHARE_AT_BOUND: Final = {
+    is_tensor: _share_at_bound(of_tensor=is_tensor) for is_tensor in (False, True)
+}
+
+
+def _clamp(values: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - PyTorch's names
+    rules = (
+        (min, jnp.maximum, jnp.less_equal, jnp.less),
+        (max, jnp.minimum, jnp.greater_equal, jnp.greater),
+    )
+    for bound, halving, reaches, exceeds in rules:
+        if bound is None:
+            continue
+        share = _SHARE_AT_BOUND[hasattr(bound, "dtype")]
+        if share == 0.5:
+            values = halving(values, bound)
+        else:
+            values = jnp.where((exceeds if share else reaches)(values, bound), bound, values)
+    return values
+
+
+def _extreme(reduce: Callable[..., Any], find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for one of the largest or smallest values, and where it is."""
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def extreme(values: Any, axis: int) -> Any:
+        return reduce(values, axis, keepdims=True)
+
+    @extreme.defjvp
+    def _(axis: int, primals: Any, tangents: Any) -> Any:
+        (values,), (change,) = primals, tangents
+        place = find(values, axis, keepdims=True)
+        is_there = jax.lax.broadcasted_iota(place.dtype, values.shape, axis) == place
+        return extreme(values, axis), jnp.where(is_there, change, 0).sum(axis, keepdims=True)
+
+    def call(values: Any, dim: int, keepdim: bool = False) -> Any:
+        rows = values.reshape(-1) if values.ndim == 0 else values
+        axis = dim % rows.ndim
+        results = extreme(rows, axis), find(rows, axis, keepdims=True)
+        return tuple([r if keepdim and values.ndim else r.squeeze(axis) for r in results])
+
+    return call
+
+
+def _running(name: str) -> Callable[..., Any]:
+    """Return a function for the largest or smallest values so far, and where they are."""
+
+    def find(values: Any, dim: int) -> Any:
+        return getattr(versions.torchax().ops.jaten, f"_aten_{name}")(values, dim)
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def running(values: Any, axis: int) -> Any:
+        return find(values, axis)[0]
+
+    @running.defjvp
+    def _(axis: int, primals: Any, tangents: Any) -> Any:
+        (values,), (change,) = primals, tangents
+        extremes, places = find(values, axis)
+        return extremes, jnp.take_along_axis(change, places, axis)
+
+    def call(values: Any, dim: int) -> Any:
+        if values.ndim == 0:
+            return find(values, dim)
+        axis = dim % values.ndim
+        return running(values, axis), find(values, axis)[1]
+
+    return call
+
+
+def _axes(values: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the axes that PyTorch means, all by none."""
+    return tuple([dim] if isinstance(dim, int) else dim or range(values.ndim))
+
+
+def norm(
+    values: Any,
+    ord: Any = 2,  # noqa: A002 - the name in PyTorch
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Return norms of vectors along axes; those of zeros have no gradient."""
+    if dtype is not None:
+        values = values.astype(str(dtype).removeprefix("torch."))
+    axis = _axes(values, dim)
+    sizes = _abs(values)
+    order = float(ord)
+    if order == 0:
+        return (sizes != 0).sum(axis, keepdims=keepdim).astype(sizes.dtype)
+    if order == 1:
+        return sizes.sum(axis, keepdims=keepdim)
+    if order == math.inf:
+        return jnp.max(sizes, axis, keepdims=keepdim, initial=0)
+    if order == -math.inf:
+        return jnp.min(sizes, axis, keepdims=keepdim)
+    if order == 2:
+        return _root(jnp.square(sizes).sum(axis, keepdims=keepdim))
+    is_zero = sizes == 0
+    powers = jnp.where(
+        is_zero, 0.0 if order > 0 else math.inf, jnp.where(is_zero, 1, sizes) ** order
+    )
+    total = powers.sum(axis, keepdims=keepdim)
+    is_flat = (total == 0) | jnp.isinf(total)
+    root = jnp.where(is_flat, 1, total) ** (1 / order)
+    return jnp.where(is_flat, _fixed(total ** (1 / order)), root).astype(sizes.dtype)
+
+
+def _root(values: Any) -> Any:
+    """Return square roots; that of zero has no gradient."""
+    is_zero = values == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, values))).astype(values.dtype)
+
+
+def _deviation(values: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    correction = 1 if correction is None else correction
+    return _root(jnp.var(values, _axes(values, dim), ddof=correction, keepdims=keepdim))
+
+
+def _deviation_and_mean(values: Any, dim: Any = None, **options: Any) -> Any:
+    mean = values.mean(_axes(values, dim), keepdims=options.get("keepdim", False))
+    return _deviation(values, dim, **options), mean
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    power = versions.torchax().ops.jaten._aten_pow(base, exponent)
+    is_flat = not hasattr(exponent, "dtype") and exponent == 0
+    return _fixed(power) if is_flat else power
+
+
+def angle_of(first: Any, second: Any) -> Any:
+    """Return ``atan2``, which has no gradient at the origin."""
+    is_origin = (first == 0) & (second == 0)
+    angles = jnp.arctan2(jnp.where(is_origin, 1, first), jnp.where(is_origin, 1, second))
+    return jnp.where(is_origin, _fixed(jnp.arctan2(first, second)), angles)
+
+
+_LEAST_LOGARITHM: Final = -100.0
+
+
+@jax.custom_jvp
+def _cross_entropy(values: Any, targets: Any) -> Any:
+    positive = jnp.maximum(jnp.log(values), _LEAST_LOGARITHM)
+    negative = jnp.maximum(jnp.log1p(-values), _LEAST_LOGARITHM)
+    return (targets - 1) * negative - targets * positive
+
+
+@_cross_entropy.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (values, targets), (change, change_of_targets) = primals, tangents
+    slope = (values - targets) / jnp.maximum(values * (1 - values), 1e-12)
+    negative = _cross_entropy(values, jnp.zeros_like(targets))
+    positive = _cross_entropy(values, jnp.ones_like(targets))
+    return (
+        _cross_entropy(values, targets),
+        slope * change + (positive - negative) * change_of_targets,
+    )
+
+
+def _binary_cross_entropy(values: Any, targets: Any, weight: Any = None, reduction: int = 1) -> Any:
+    losses = _cross_entropy(values, targets)
+    losses = losses if weight is None else losses * weight
+    return (lambda all_: all_, jnp.mean, jnp.sum)[reduction](losses)
+
+
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "abs": _abs,
+    "atan2": angle_of,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "clamp": _clamp,
+    "clamp_max": lambda values, max: _clamp(values, None, max),  # noqa: A006 - PyTorch's name
+    "clamp_min": _clamp,
+    "cummax": _running("cummax"),
+    "cummin": _running("cummin"),
+    "dist": lambda first, second, p=2: norm(first - second, p),
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": _hardswish,
+    "hardtanh": _hardtanh,
+    "leaky_relu": _leaky_relu,
+    "linalg_vector_norm": norm,
+    "log_sigmoid_forward": _log_sigmoid,
+    "max.dim": _extreme(jnp.max, jnp.argmax),
+    "min.dim": _extreme(jnp.min, jnp.argmin),
+    "pow": _power,
+    "relu6": lambda values: _hardtanh(values, 0, 6),
+    "sinc": jnp.sinc,
+    "std.correction": _deviation,
+    "std_mean.correction": _deviation_and_mean,
+}
+"""JAX functions, by the names of PyTorch's operators."""
