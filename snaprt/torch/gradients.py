@@ -6,6 +6,7 @@ Forward and backward are compiled functions, traced once. In a lazy scope, each 
 from __future__ import annotations
 
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import compress
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.extend.core import Literal
 
 from snaprt import jaxapi, metrics
 from snaprt.torch.packs import Gradients, Layout, Leaves, is_packing, is_small, packable
@@ -60,6 +62,7 @@ class Differentiable:
         self._name = name
         self._residuals: Any = None  # the structure of what forward hands to backward
         self._types: list[Any] = []  # of the results
+        self._ways: dict[str, frozenset[int]] = {}  # to each variable, from which results
         self._is_compiled = True
         self._evaluate = self._jit(function, "")
         self._forward = self._jit(self._with_residuals, "")
@@ -105,6 +108,16 @@ class Differentiable:
         (results, others), residuals = self._follow("forward", operands, call)
         return results, others, residuals
 
+    def used(self, names: Sequence[str], is_present: Sequence[bool]) -> list[bool]:
+        """Return which variables the results depend on; others get no gradient, not even zeros.
+
+        Args:
+            names: The variables.
+            is_present: Which results the gradient comes from.
+        """
+        present = {index for index, is_there in enumerate(is_present) if is_there}
+        return [not present.isdisjoint(self._ways[name]) for name in names]
+
     def leaves(
         self, variables: Sequence[Tensor], arrays: Sequence[Any], to_leaf: Sequence[bool]
     ) -> Leaves:
@@ -132,7 +145,7 @@ class Differentiable:
         cotangents: Sequence[Any],
         leaves: Leaves,
     ) -> tuple[list[Any], list[Any]]:
-        """Return the packed gradients, and those of the other names.
+        """Return the packed gradients, and those of the other names that are used.
 
         Args:
             names: The variables.
@@ -205,6 +218,7 @@ class Differentiable:
             lambda params: self._function(params, inputs, key), params, has_aux=True
         )
         self._types = [jax.typeof(result) for result in results]
+        self._ways = _ways(pull_back, self._types)
         residuals, self._residuals = jax.tree.flatten(pull_back)
         return results, others, residuals
 
@@ -222,9 +236,30 @@ class Differentiable:
             (gradients,) = jax.tree.unflatten(self._residuals, residuals)(whole)
             gradients = {name: _conjugated(gradient) for name, gradient in gradients.items()}
             packed = layout.join([gradients[name] for name in inside])
-            return packed, {name: a for name, a in gradients.items() if name not in inside}
+            is_used = zip(gradients, self.used([*gradients], present), strict=True)
+            rest = {name for name, used in is_used if used} - {*inside}
+            return packed, {name: a for name, a in gradients.items() if name in rest}
 
         return backward
+
+
+def _ways(pull_back: Callable[..., Any], types: Sequence[Any]) -> dict[str, frozenset[int]]:
+    """Return for each variable the results from which a gradient flows to it."""
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in types]
+    closed, shape = jax.make_jaxpr(pull_back, return_shape=True)(types)
+    (names,) = shape
+    reached: dict[Any, frozenset[int]] = {
+        var: frozenset([index]) for index, var in enumerate(closed.jaxpr.invars)
+    }
+    nothing: frozenset[int] = frozenset()
+
+    def of(var: Any) -> frozenset[int]:
+        return nothing if isinstance(var, Literal) else reached.get(var, nothing)
+
+    for equation in closed.jaxpr.eqns:
+        result = nothing.union(*map(of, equation.invars))
+        reached.update(dict.fromkeys(equation.outvars, result))
+    return dict(zip(sorted(names), map(of, closed.jaxpr.outvars), strict=True))
 
 
 def _conjugated(gradient: Any) -> Any:
@@ -281,14 +316,22 @@ class _Node(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         if not any(needed) or all(cotangent is None for cotangent in cotangents):
             return (None,) * (2 + len(variables))
+        names = ctx.call.names
+        is_used = ctx.function.used(names, [c is not None for c in cotangents])
         if torch.is_grad_enabled():
-            return (None, None, *_graph_of_gradients(ctx, variables, arrays, cotangents))
+            gradients = _graph_of_gradients(ctx, variables, arrays, cotangents)
+            return (
+                None,
+                None,
+                *[g if u else None for g, u in zip(gradients, is_used, strict=True)],
+            )
         with plainly():
             to_leaf = _that_go_to_leaves(ctx, variables)
+        to_leaf = [*map(operator.and_, to_leaf, is_used)]
         leaves = ctx.function.leaves(variables, arrays, to_leaf)
         given = [None if c is None else array_of(c) for c in cotangents]
-        packed, rest = ctx.function.backward(ctx.call.names, residuals, given, leaves)
-        return (None, None, *_deliver(variables, to_leaf, leaves, packed, rest, needed))
+        packed, rest = ctx.function.backward(names, residuals, given, leaves)
+        return (None, None, *_deliver(variables, to_leaf, leaves, packed, rest, is_used, needed))
 
 
 class _Call:
@@ -356,6 +399,7 @@ def _deliver(
     leaves: Leaves,
     packed: Sequence[Any],
     rest: Sequence[Any],
+    is_used: Sequence[bool],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Return the gradients for the engine; those of plain leaves are left with them at once.
@@ -368,7 +412,7 @@ def _deliver(
     others = iter(rest)
     with plainly():
         for index, variable in enumerate(variables):
-            if leaves.is_packed[index]:
+            if leaves.is_packed[index] or not is_used[index]:
                 continue
             gradient = next(others)
             if to_leaf[index]:

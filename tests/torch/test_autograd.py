@@ -152,6 +152,56 @@ def test_gradients_of_a_wrapped_module_can_be_part_of_a_loss() -> None:
         torch.testing.assert_close(mine.grad.cpu(), other.grad, rtol=1e-5, atol=1e-5)
 
 
+class Partly(nn.Module):
+    """Uses one layer, another one for its second result, and a third one only as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = self.layers[0](x)
+        return first * self.layers[2].weight.detach(), self.layers[1](x)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_parameters_that_a_loss_does_not_depend_on_have_no_gradient(is_jitted: bool) -> None:
+    def train(model: nn.Module) -> list[list[bool]]:
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
+
+        def step(x: torch.Tensor, uses_second: bool) -> list[bool]:
+            first, second = model(x)
+            (first + second if uses_second else first).sum().backward()
+            optimizer.step()
+            had_one = [p.grad is not None for p in model.parameters()]
+            optimizer.zero_grad()
+            return had_one
+
+        if is_jitted and model is ours:
+            step = snaprt.torch.jit(step)
+        return [step(torch.ones(4, 4), uses_second) for uses_second in (False, False, True, False)]
+
+    plain = Partly()
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    assert train(ours) == train(plain)
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), other.detach())
+
+
+def test_gradients_of_what_is_not_used_are_refused_or_none() -> None:
+    model = snaprt.torch.wrap(Partly())
+    parameters = [*model.parameters()]
+    first, _ = model(torch.ones(4, 4))
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(first.sum(), parameters, retain_graph=True)
+    gradients = torch.autograd.grad(
+        first.square().sum(), parameters, allow_unused=True, create_graph=True
+    )
+    assert [g is not None for g in gradients] == [True] * 2 + [False] * 6
+    gradients[0].square().sum().backward()
+    assert [p.grad is not None for p in parameters] == [True] * 2 + [False] * 6
+
+
 def test_torch_compile_and_export_are_refused() -> None:
     model = snaprt.torch.wrap(nn.Linear(2, 2))
     with pytest.raises(Exception, match=r"torch\.compile and torch\.export"):
