@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch.utils import checkpoint
 
+import snaprt
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch import functions, operations, optimizers, tensors, traced
@@ -22,6 +23,7 @@ from snaprt.torch.lowering import lists, versions
 
 _C: Any = torch._C
 _T: Any = torch.Tensor
+_Distribution: Any = torch.distributions.Distribution
 _BACKWARD_CLASS: Final = "_snaprt_backward_cls"
 _libraries: list[torch.library.Library] = []  # what they register is gone with them
 
@@ -34,7 +36,7 @@ def set_up() -> None:
         UsageError: torch or torchax is missing, or they do not fit.
     """
     torchax = versions.torchax()
-    for file in (torch.__file__, torchax.__file__, __file__):
+    for file in (torch.__file__, torchax.__file__, snaprt.__file__):
         jaxapi.hide_frames_below(Path(file).parent)
         jaxapi.hide_traceback_below(Path(file).parent)
     _register_device()
@@ -43,6 +45,7 @@ def set_up() -> None:
     optimizers.watch_steps()
     _watch_functions()
     _provide_generators()
+    _Distribution._validate_args = _OutsideOfTraces(_Distribution._validate_args)
     lists.group_by_device()
     _T.pin_memory = lambda tensor, device=None: tensor  # XLA copies from memory of any kind
 
@@ -160,6 +163,16 @@ class Generator(_PLAIN, metaclass=_OfAnyDevice):
     def device(self) -> torch.device:
         """The device of the tensors that it is for."""
         return tensors.DEVICE
+
+
+class _OutsideOfTraces:
+    """Whether distributions check the values of their arguments: there are none in a trace."""
+
+    def __init__(self, default: bool) -> None:
+        self._default = default
+
+    def __get__(self, distribution: Any, owner: Any) -> bool:
+        return self._default and not traced.is_tracing()
 
 
 def _provide_generators() -> None:

@@ -92,6 +92,22 @@ def test_distributions_sample_and_check_their_arguments_on_the_device(name: str)
     )
 
 
+def test_a_module_with_distributions_is_compiled() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        prior = distributions.Normal(torch.zeros_like(x), 1.0)
+        posterior = distributions.Normal(x, x.exp())
+        divergence = distributions.kl_divergence(posterior, prior)
+        return divergence.sum() - distributions.Categorical(logits=x).log_prob(x.argmax(-1)).sum()
+
+    x = torch.randn(3, 4)
+    snaprt.metrics.clear_all()
+    ours = snaprt.torch.wrap(loss)(x.to(snaprt.torch.device()))
+    torch.testing.assert_close(ours.cpu(), loss(x))
+    assert not snaprt.metrics.counter_value("torch::untraced_calls")
+    with pytest.raises(ValueError, match="invalid values"):
+        distributions.Normal(x.to(snaprt.torch.device()), -1.0)
+
+
 def test_samples_of_a_gamma_distribution_have_a_gradient() -> None:
     for device in ("cpu", snaprt.torch.device()):
         torch.manual_seed(0)
