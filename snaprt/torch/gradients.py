@@ -63,6 +63,7 @@ class Differentiable:
         self._residuals: Any = None  # the structure of what forward hands to backward
         self._types: list[Any] = []  # of the results
         self._ways: dict[str, frozenset[int]] = {}  # to each variable, from which results
+        self._used: dict[Any, list[bool]] = {}
         self._is_compiled = True
         self._evaluate = self._jit(function, "")
         self._forward = self._jit(self._with_residuals, "")
@@ -115,8 +116,13 @@ class Differentiable:
             names: The variables.
             is_present: Which results the gradient comes from.
         """
-        present = {index for index, is_there in enumerate(is_present) if is_there}
-        return [not present.isdisjoint(self._ways[name]) for name in names]
+        key = (*is_present, *names)
+        used = self._used.get(key)
+        if used is None:
+            present = {index for index, is_there in enumerate(is_present) if is_there}
+            used = [not present.isdisjoint(self._ways[name]) for name in names]
+            self._used[key] = used
+        return used
 
     def leaves(
         self, variables: Sequence[Tensor], arrays: Sequence[Any], to_leaf: Sequence[bool]
@@ -219,6 +225,7 @@ class Differentiable:
         )
         self._types = [jax.typeof(result) for result in results]
         self._ways = _ways(pull_back, self._types)
+        self._used.clear()
         residuals, self._residuals = jax.tree.flatten(pull_back)
         return results, others, residuals
 
