@@ -21,14 +21,15 @@ _fixed = jax.lax.stop_gradient
 
 
 @jax.custom_jvp
-def _abs(values: Any) -> Any:
+def _abs_of_real(values: Any) -> Any:
     return jnp.abs(values)
 
 
-@_abs.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    (values,), (change,) = primals, tangents
-    return jnp.abs(values), (jnp.sign(values).conj() * change).real
+_abs_of_real.defjvps(lambda change, _, values: change * jnp.sign(values))
+
+
+def _abs(values: Any) -> Any:
+    return (jnp.abs if jnp.iscomplexobj(values) else _abs_of_real)(values)
 
 
 def _between(values: Any, low: float, high: float) -> Any:
