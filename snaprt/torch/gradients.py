@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -224,7 +224,7 @@ class Differentiable:
             lambda params: self._function(params, inputs, key), params, has_aux=True
         )
         self._types = [jax.typeof(result) for result in results]
-        self._ways = _ways(pull_back, self._types)
+        self._ways = _ways(params, pull_back, self._types)
         self._used.clear()
         residuals, self._residuals = jax.tree.flatten(pull_back)
         return results, others, residuals
@@ -250,11 +250,15 @@ class Differentiable:
         return backward
 
 
-def _ways(pull_back: Callable[..., Any], types: Sequence[Any]) -> dict[str, frozenset[int]]:
+def _ways(
+    names: Iterable[str], pull_back: Callable[..., Any], types: Sequence[Any]
+) -> dict[str, frozenset[int]]:
     """Return for each variable the results from which a gradient flows to it."""
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in types]
-    closed, shape = jax.make_jaxpr(pull_back, return_shape=True)(types)
-    (names,) = shape
+    try:
+        closed = jax.make_jaxpr(pull_back)(types)
+    except Exception:  # of the user's own backward, which raises it again when it is called
+        return dict.fromkeys(names, frozenset(range(len(types))))
     reached: dict[Any, frozenset[int]] = {
         var: frozenset([index]) for index, var in enumerate(closed.jaxpr.invars)
     }
