@@ -143,6 +143,17 @@ def _running(name: str) -> Callable[..., Any]:
     return call
 
 
+def _flat(name: str) -> Callable[..., Any]:
+    """Return an operator that is constant but for jumps: it has a gradient of zeros, not none."""
+
+    def call(values: Any) -> Any:
+        return getattr(versions.torchax().ops.jaten, f"_aten_{name}")(values)
+
+    flat = jax.custom_jvp(call)
+    flat.defjvps(lambda change, _, __: jnp.where(False, change, 0))
+    return lambda values: (flat if jnp.issubdtype(values.dtype, jnp.floating) else call)(values)
+
+
 def _axes(values: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
     """Return the axes that PyTorch means, all by none."""
     return tuple([dim] if isinstance(dim, int) else dim or range(values.ndim))
@@ -258,6 +269,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "max.dim": _extreme(jnp.max, jnp.argmax),
     "min.dim": _extreme(jnp.min, jnp.argmin),
     "pow": _power,
+    **{name: _flat(name) for name in ("ceil", "floor", "round", "sign", "trunc")},
     "relu6": lambda values: _hardtanh(values, 0, 6),
     "sinc": jnp.sinc,
     "std.correction": _deviation,
