@@ -10,6 +10,7 @@ import collections
 import functools
 import logging
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,7 +105,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """
     given = (*args[1:], *kwargs.values())
     is_known = type(optimizer) in KNOWN and not optimizer._optimizer_step_pre_hooks
-    if _operands is not None and id(optimizer) not in _operands:
+    if _operands.of is not None and id(optimizer) not in _operands.of:
         raise UsageError(
             f"a function compiled by snaprt.torch.jit steps an optimizer that is not found among "
             f"its variables: {type(optimizer).__name__}",
@@ -129,7 +130,13 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         optimizer.param_groups = groups
 
 
-_operands: dict[int, Any] | None = None  # of each optimizer, while a function is traced
+class _Operands(threading.local):
+    """The operands of each optimizer of a function that this thread traces, by its id."""
+
+    of: dict[int, Any] | None = None
+
+
+_operands = _Operands()
 
 
 @contextmanager
@@ -138,13 +145,12 @@ def with_operands(given: Sequence[tuple[torch.optim.Optimizer, Any]]) -> Iterato
 
     While it lasts, a step of another one is a `UsageError`.
     """
-    global _operands
-    before = _operands
-    _operands = {id(optimizer): operands for optimizer, operands in given}
+    before = _operands.of
+    _operands.of = {id(optimizer): operands for optimizer, operands in given}
     try:
         yield
     finally:
-        _operands = before
+        _operands.of = before
 
 
 def can_be_compiled(optimizer: torch.optim.Optimizer) -> bool:
@@ -201,10 +207,10 @@ class _Steps:
                 return False
             self._made += 1
             trace = _Step(optimizer)
-        if _operands is None:
+        if _operands.of is None:
             operands = self._operands.on_device(self.options.numbers(rates))
         else:
-            operands = _operands[id(optimizer)]
+            operands = _operands.of[id(optimizer)]
         try:
             self._held = trace.run(optimizer, held, gradients, self.options, operands)
         except (RuntimeError, TypeError, ValueError, AssertionError, jax.errors.JAXTypeError) as e:

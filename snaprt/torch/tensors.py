@@ -8,9 +8,9 @@ switched on, and other tensors are not affected.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -83,8 +83,10 @@ class Box:
     def __init__(self, array: Any) -> None:
         self.array = array
         self.writes = 0
-        if _familiar is not None:
-            _familiar.boxes.add(id(self))
+        if _familiar:
+            boxes = _familiar.get(get_ident())
+            if boxes is not None:
+                boxes.add(id(self))
 
     @property
     def version(self) -> int:
@@ -97,32 +99,8 @@ class Box:
         self.writes += 1
 
 
-class _Familiar:
-    """The boxes that a thread may use while it traces a function of many tensors.
-
-    Attributes:
-        boxes: Their ids.
-        thread: The id of the thread.
-    """
-
-    def __init__(self, boxes: set[int]) -> None:
-        self.boxes = boxes
-        self.thread = threading.get_ident()
-
-    def check(self, tensor: Tensor) -> None:
-        """Raise an error if a tensor is another one."""
-        if id(tensor.box) in self.boxes or self.thread != threading.get_ident():
-            return
-        with plainly():
-            name = tensor.label or f"{str(tensor.dtype)[6:]}{[*tensor.shape]}"
-        raise UsageError(
-            "a function compiled by snaprt.torch.jit uses a tensor that is not found among its "
-            f"arguments and variables, nor in their modules and optimizers: {name}",
-            hint="pass it, or its module, as an argument, or use it by a variable or an attribute",
-        )
-
-
-_familiar: _Familiar | None = None
+# The ids of the boxes that a thread may use while it traces a function of many tensors.
+_familiar: dict[int, set[int]] = {}
 
 
 @contextmanager
@@ -131,13 +109,29 @@ def refusing_others(tensors: Iterable[Tensor]) -> Iterator[None]:
 
     What such a tensor has while a function is traced would be a constant of every later call.
     """
-    global _familiar
-    before = _familiar
-    _familiar = _Familiar({id(tensor.box) for tensor in tensors})
+    thread = get_ident()
+    before = _familiar.get(thread)
+    _familiar[thread] = {id(tensor.box) for tensor in tensors}
     try:
         yield
     finally:
-        _familiar = before
+        if before is None:
+            del _familiar[thread]
+        else:
+            _familiar[thread] = before
+
+
+def _check_familiar(tensor: Tensor) -> None:
+    boxes = _familiar.get(get_ident())
+    if boxes is None or id(tensor.box) in boxes:
+        return
+    with plainly():
+        name = tensor.label or f"{str(tensor.dtype)[6:]}{[*tensor.shape]}"
+    raise UsageError(
+        "a function compiled by snaprt.torch.jit uses a tensor that is not found among its "
+        f"arguments and variables, nor in their modules and optimizers: {name}",
+        hint="pass it, or its module, as an argument, or use it by a variable or an attribute",
+    )
 
 
 _ARRAY: Final[Any] = Box.__dict__["array"]
@@ -491,8 +485,8 @@ def _array_due(leaf: Tensor, due: Any) -> Any:
 
 def array_of(tensor: Tensor) -> Any:
     """Return the array of a tensor."""
-    if _familiar is not None:
-        _familiar.check(tensor)
+    if _familiar:
+        _check_familiar(tensor)
     if tensor.view_of is not None:
         read_again(tensor)
     return tensor.box.array
@@ -531,8 +525,8 @@ def write(tensor: Tensor, array: Any) -> None:
     Raises:
         UsageError: It is a view, of which is not known what it shows.
     """
-    if _familiar is not None:
-        _familiar.check(tensor)
+    if _familiar:
+        _check_familiar(tensor)
     tensor.box.write(array)
     write_back(tensor)
 
