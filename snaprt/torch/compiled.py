@@ -138,7 +138,8 @@ class _Compiled:
             return step.run(state, present, tensors)
         self._count(mode, variables.constants)
         step = _Step(self._function, structure, variables)
-        result = step.run(state, present, tensors)
+        with traced.lock:
+            result = step.run(state, present, tensors)
         state.take_attributes()
         state.steps[key] = step
         return result

@@ -62,7 +62,8 @@ def no_key() -> Any:
         return jnp.zeros(2, np.uint32)
 
 
-_lock = threading.RLock()  # modules hold tracers while they are traced
+lock: Final = threading.RLock()
+"""Held while a thread traces: modules hold tracers, and PyTorch's generator is watched."""
 
 
 class State:
@@ -142,7 +143,7 @@ class Traced:
         tensors = [*self._state.tensors, *arguments]
         if self._is_traced:
             return self._run(tensors, draw_key() if self._draws else no_key())
-        with _lock:
+        with lock:
             generator, drawn = torch.get_rng_state(), _source.drawn
             key = draw_key()
             try:
@@ -624,7 +625,8 @@ def draw_key() -> Any:
     if source is not None:
         _source.drawn += 1
         return jax.random.key_data(_folded(source, _source.drawn))
-    number = int(torch.empty((), dtype=torch.int64).random_(generator=_source.generator).item())
+    with lock:
+        number = int(torch.empty((), dtype=torch.int64).random_(generator=_source.generator).item())
     return send(np.array([number >> 32, number & 0xFFFFFFFF], np.uint32))
 
 

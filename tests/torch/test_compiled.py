@@ -1,10 +1,13 @@
 """What functions of `snaprt.torch.jit` use is found wherever it is, or refused."""
 
+import copy
 import dataclasses
 import functools
 import itertools
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -426,3 +429,24 @@ def test_an_optimizer_may_have_tensors_of_no_module() -> None:
         run = jit(step)
         results.append([float(run(torch.arange(3.0))) for _ in range(5)])
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_threads_may_compile_their_steps_at_once() -> None:
+    start = threading.Barrier(3)
+    models = [_model(seed) for seed in range(3)]
+    expected = [_losses(_Plain(), copy.deepcopy(model)) for model in models]
+
+    def train(model: nn.Module) -> list[float]:
+        start.wait(60)
+        return _losses(_Ours(), model)
+
+    with ThreadPoolExecutor(3) as threads:
+        for ours, theirs in zip(threads.map(train, models), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _losses(jit: Any, model: nn.Module) -> list[float]:
+    model = jit.wrap(model)
+    optimizer = _optimizer(model)
+    step = jit(lambda x: _do(model, optimizer, x))
+    return [float(step(_batch(number))) for number in range(STEPS)]
