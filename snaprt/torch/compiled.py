@@ -117,7 +117,9 @@ class _Compiled:
             return self._function(*args, **kwargs)
         grad_mode = torch.is_grad_enabled()
         tensors, structure, kinds, *_ = traced.arguments_of(args, kwargs, with_gradient=grad_mode)
-        mode = (structure, kinds, grad_mode, traced.autocast_type())
+        with plainly():
+            flags = tuple([(tensor.requires_grad, tensor.is_leaf) for tensor in tensors])
+        mode = (structure, kinds, flags, grad_mode, traced.autocast_type())
         variables = self._variables_for(args, kwargs)
         state = self._state(variables)
         if state is None or mode not in self._seen:
@@ -130,14 +132,19 @@ class _Compiled:
                 self._states.insert(0, _State(variables.modules, variables.optimizers))
                 del self._states[_MAX_STATES:]
             return result
-        present = state.present(variables.tensors())
+        leaves = {
+            f"argument{index}": tensor
+            for index, (tensor, flag) in enumerate(zip(tensors, flags, strict=True))
+            if flag == _OF_LEAF
+        }
+        present = state.present({**variables.tensors(), **leaves})
         options = tuple([optimizers.options_of(o).key(o) for o in state.optimizers])
         key = (*mode, options, present.key(), variables.constants)
         step = state.steps.get(key)
         if step is not None:
             return step.run(state, present, tensors)
         self._count(mode, variables.constants)
-        step = _Step(self._function, structure, variables)
+        step = _Step(self._function, structure, variables, flags)
         with traced.lock:
             result = step.run(state, present, tensors)
         state.take_attributes()
@@ -188,6 +195,9 @@ _MAX_STATES: Final = 16
 
 #: They keep the objects among the arguments alive.
 _MAX_VARIABLES: Final = 4
+
+#: What requires gradients, and is a leaf of autograd.
+_OF_LEAF: Final = (True, True)
 
 #: After as many traces for the same kinds of arguments, something changes that should not.
 _MANY_TRACES: Final = 6
@@ -286,7 +296,7 @@ class _State:
             tensors = {**tensors, **others}
             with plainly():
                 flags = [(tensor.requires_grad, tensor.is_leaf) for tensor in others.values()]
-            leaves = [flag == (True, True) for flag in flags]
+            leaves = [flag == _OF_LEAF for flag in flags]
             params = {**params, **dict(itertools.compress(others.items(), leaves))}
         gradients = gradients_of([*params.values()])
         if any(map(_is_there, gradients)):
@@ -429,10 +439,15 @@ class _Step:
     """A function compiled for one kind of arguments and state."""
 
     def __init__(
-        self, function: Callable[..., Any], structure: Structure, variables: Variables
+        self,
+        function: Callable[..., Any],
+        structure: Structure,
+        variables: Variables,
+        flags: Sequence[tuple[bool, bool]],
     ) -> None:
         self._function = function
         self._variables = variables
+        self._flags = flags  # of the arguments: whether they require gradients, and are leaves
         self._structure = structure
         self._names = argument_names(function, structure)
 
@@ -442,7 +457,8 @@ class _Step:
         name = getattr(function, "__name__", "step").strip("_<>")
         step.__name__ = step.__qualname__ = f"torch_{name}"
         self._compiled = jax.jit(step)
-        self._now: tuple[_State, _Present] | None = None  # while it is called, for `_trace`
+        # While it is called, for `_trace`:
+        self._now: tuple[_State, _Present, Sequence[Tensor]] | None = None
         self._draws: bool | None = None  # whether it draws random numbers, once that is known
         self._result: Structure = None
         self._written: list[tuple[str, str]] = []  # tensors that it changes, and their results
@@ -455,7 +471,7 @@ class _Step:
         key = traced.no_key() if self._draws is False else traced.draw_key()
         operands = state.operands()
         args = dict(zip(self._names, map(array_of, tensors), strict=True))
-        self._now = state, present
+        self._now = state, present, tensors
         try:
             results, written, packed, gradients, assigned = self._compiled(
                 present.arrays, present.packed_arrays(), args, operands, key
@@ -496,7 +512,7 @@ class _Step:
 
     def _trace(self, arrays: Any, packed: Any, args: Any, operands: Any, key: Any) -> Any:
         assert self._now is not None
-        state, present = self._now
+        state, present, arguments = self._now
         with (
             _holding(state, present, arrays, packed),
             traced.drawing_from(key),
@@ -504,18 +520,17 @@ class _Step:
         ):
             stack.enter_context(optimizers.with_operands(state.operands_of_each(operands)))
             given = [args[name] for name in self._names]
-            tensors = [Tensor(array) for array in given]
+            tensors = [
+                argument if flag == _OF_LEAF else Tensor(array, requires_grad=flag[0])
+                for argument, array, flag in zip(arguments, given, self._flags, strict=True)
+            ]
             positional, named = unflatten(self._structure, iter(tensors))
             try:
                 with _refusing_draws():
                     result = self._function(*positional, **named)
             finally:
                 new_values = self._variables.take_new()
-            if any(t.box.array is not a for t, a in zip(tensors, given, strict=True)):
-                raise UsageError(
-                    "a function compiled by snaprt.torch.jit changes an argument in place",
-                    hint="return the new tensor",
-                )
+            self._refuse_effects(tensors, given)
             outputs: list[Any] = []
             self._result = flatten(result, outputs)
             results = [array_of(tensor) for tensor in traced.on_device(outputs)]
@@ -550,6 +565,25 @@ class _Step:
             self._assigned = [slot for slot, _ in new_values]
             assigned = [array_of(tensor) for _, tensor in new_values]
         return results, written, new_packed, gradients, assigned
+
+    def _refuse_effects(self, tensors: Sequence[Tensor], given: Sequence[Any]) -> None:
+        """Raise an error where an argument has got other values, or one with history a gradient."""
+        others = [flag != _OF_LEAF for flag in self._flags]
+        pairs = itertools.compress(zip(tensors, given, strict=True), others)
+        if any(tensor.box.array is not array for tensor, array in pairs):
+            raise UsageError(
+                "a function compiled by snaprt.torch.jit changes an argument in place",
+                hint="return the new tensor",
+            )
+        if any(
+            gradient is not None
+            for gradient in gradients_of([*itertools.compress(tensors, others)])
+        ):
+            raise UsageError(
+                "a function compiled by snaprt.torch.jit computes gradients for an argument that "
+                "is a result of other operations",
+                hint="compute the argument inside of the function, or detach it",
+            )
 
 
 _NONE, _SAME, _NEW = "none", "same", "new"

@@ -450,3 +450,39 @@ def _losses(jit: Any, model: nn.Module) -> list[float]:
     optimizer = _optimizer(model)
     step = jit(lambda x: _do(model, optimizer, x))
     return [float(step(_batch(number))) for number in range(STEPS)]
+
+
+def test_an_argument_that_is_a_leaf_gets_its_gradient() -> None:
+    results = []
+    jits: list[Any] = [_Ours(), _Plain()]
+    for jit in jits:
+        model = jit.wrap(_model())
+        device = snaprt.torch.device() if type(jit) is _Ours else "cpu"
+
+        def attack(x: torch.Tensor, model: nn.Module = model) -> torch.Tensor:
+            model(x).square().mean().backward()
+            model.zero_grad()
+            assert x.grad is not None
+            return x.grad.sign()
+
+        run = jit(attack)
+        seen = []
+        for number in range(3):
+            x = _batch(number).to(device).requires_grad_()
+            for _ in range(2):  # which adds up
+                signs = run(x)
+            assert x.grad is not None
+            seen += [signs.cpu(), x.grad.cpu()]
+        results.append(seen)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_would_leave_the_step_by_an_argument_are_refused() -> None:
+    weight = torch.ones(3, device=snaprt.torch.device()).requires_grad_()
+    step = snaprt.torch.jit(lambda x: x.sum().backward())
+    step(weight * 2)
+    with pytest.raises(UsageError, match="for an argument that is a result of other operations"):
+        step(weight * 2)
+    double = snaprt.torch.jit(lambda x: x * 2)
+    for _ in range(2):
+        assert double(weight * 2).tolist() == [4, 4, 4]
