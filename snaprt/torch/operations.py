@@ -22,6 +22,7 @@ from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
 from snaprt.torch.lowering.operators import CONSTANTS
 from snaprt.torch.lowering.views import VIEWS, mark_views, takes_copy
+from snaprt.torch.structure import by_position
 from snaprt.torch.tensors import (
     DTYPES,
     Tensor,
@@ -106,6 +107,7 @@ def run_function(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in _PLAIN:
         with plainly():
             return func(*args, **kwargs)
+    args, kwargs = by_position(func, args, kwargs)
     own = _OWN.get(func)
     if own is not None:
         return own(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import inspect
 import itertools
 import operator
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
+from torch import overrides
 from torch.utils import _pytree as pytree
 
 from snaprt.errors import UsageError
@@ -115,6 +117,38 @@ class Static:
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+
+_OPERANDS: Final = frozenset(
+    {"input", "self", "other", "tensor1", "tensor2", "src", "indices", "exponent"}
+)
+
+
+def by_position(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments of a function of PyTorch with its operands by position, not by name."""
+    if _OPERANDS.isdisjoint(kwargs):
+        return args, kwargs
+    names = _names_of(function)
+    positional, rest = [*args], dict(kwargs)
+    while len(positional) < len(names):
+        name = names[len(positional)]
+        if name not in rest or name not in _OPERANDS:
+            break
+        positional.append(rest.pop(name))
+    return positional, rest
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_of(function: Any) -> tuple[str, ...]:
+    if function is torch.Tensor.copy_:
+        return ("self", "other")  # which PyTorch's own table calls otherwise
+    known = overrides.get_testing_overrides().get(function, function)
+    try:
+        return tuple(inspect.signature(known).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 def argument_names(

@@ -35,7 +35,7 @@ from snaprt.torch.lowering.views import (
     unseen_by_autograd,
     watch_views,
 )
-from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
+from snaprt.torch.structure import Structure, argument_names, by_position, flatten, unflatten
 from snaprt.torch.tensors import (
     Tensor,
     array_of,
@@ -652,7 +652,7 @@ class _Mode(TorchFunctionMode):
             number = numbers.known(args[0])
             if number is not None:
                 return getattr(number, func.__name__)()
-        args, kwargs = renamed(func, args, dict(kwargs or {}))
+        args, kwargs = renamed(func, *by_position(func, args, dict(kwargs or {})))
         refuse_generator(func, kwargs)
         if isinstance(kwargs.get("out"), torch.Tensor):
             out = kwargs.pop("out")

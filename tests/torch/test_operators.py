@@ -385,3 +385,46 @@ def test_what_a_torch_lacks_has_stand_ins_while_torchax_is_imported(
     assert not hasattr(torch.ops.aten, "lost")
     assert not hasattr(torch.ops.aten.add, "lost")
     assert hasattr(torch.ops.aten.add, "Tensor")
+
+
+_INDICES = torch.tensor([[0, 2, 1], [2, 1, 0]])
+
+BY_NAME: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: torch.add(input=a, other=b, alpha=2),
+    "add of a method": lambda a, b: a.add(other=b),
+    "sub": lambda a, b: torch.sub(a, other=b),
+    "addcmul": lambda a, b: torch.addcmul(input=a, tensor1=b, tensor2=b, value=0.5),
+    "addcdiv of a method": lambda a, b: a.addcdiv(tensor1=b, tensor2=b + 3, value=0.5),
+    "copy_": lambda a, b: (a * 1).copy_(other=b),
+    "detach": lambda a, b: torch.detach(input=a) * b,
+    "ldexp": lambda a, b: torch.ldexp(input=a, other=b),
+    "adjoint": lambda a, b: torch.adjoint(input=a),
+    "transpose": lambda a, b: torch.transpose(input=a, dim0=0, dim1=1),
+    "narrow": lambda a, b: torch.narrow(input=a * 1, dim=1, start=0, length=2).mul_(other=2),
+    "take_along_dim": lambda a, b: torch.take_along_dim(
+        input=a, indices=_INDICES.to(a.device), dim=1
+    ),
+    "full_like": lambda a, b: torch.full_like(input=a, fill_value=2.0) * a,
+    "where": lambda a, b: torch.where(condition=a > b, input=a, other=b),
+    "maximum": lambda a, b: torch.maximum(input=a, other=b),
+    "clamp": lambda a, b: torch.clamp(input=a, min=b),
+    "pow": lambda a, b: torch.pow(input=a * a + 1, exponent=b),
+    "div": lambda a, b: torch.div(input=a, other=b + 3, rounding_mode="floor") + a,
+    "matmul": lambda a, b: torch.matmul(input=a, other=b.mT),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_operands_may_be_given_by_name(name: str) -> None:
+    function = BY_NAME[name]
+    given = [torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(2, -2, 6).reshape(2, 3)]
+    wanted = function(*given)
+    on_device = [tensor.to(snaprt.torch.device()) for tensor in given]
+    for ours in (function, snaprt.torch.wrap(lambda a, b: function(a, b))):
+        torch.testing.assert_close(ours(*on_device).cpu(), wanted)
+
+
+def test_tensors_are_compared_by_name() -> None:
+    a = torch.ones(3, device=snaprt.torch.device())
+    assert torch.equal(input=a, other=a * 1)
+    assert torch.allclose(input=a, other=a + 1e-9)
