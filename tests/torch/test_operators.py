@@ -220,7 +220,7 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     ),
     "max_pool of time": lambda a, b: functional.max_pool1d(a, 3, 2, dilation=2) * b[:, :, :1],
     "max_pool and back": lambda a, b: functional.max_unpool2d(
-        *functional.max_pool2d(_images(a, b), 2, return_indices=True), 2
+        *functional.max_pool2d(_images(a, b), 2, return_indices=True), (2, 2)
     ),
     "adaptive_max_pool": lambda a, b: torch.cat(
         [t.flatten() for t in functional.adaptive_max_pool2d(_images(a, b), (4, 5), True)]
