@@ -224,26 +224,28 @@ class _State:
         self.params: dict[str, Tensor] = {}
         known: set[int] = set()
 
-        def add(name: str, tensor: Any) -> None:
-            if id(tensor) not in known:
-                known.add(id(tensor))
-                named[name] = tensor
+        def add(name: str, tensor: Any, *, is_param: bool = False) -> None:
+            if id(tensor) in known:
+                return
+            known.add(id(tensor))
+            while name in named:  # "1.weight": of the second module, or of a part of the first one
+                name += "'"
+            named[name] = tensor
+            if is_param:
+                self.params[name] = tensor
 
         with plainly():
             for number, module in enumerate(self.modules):
                 prefix = f"{number}." if number else ""
                 for name, parameter in module.named_parameters():
-                    if id(parameter) not in known:
-                        self.params[f"{prefix}{name}"] = parameter  # type: ignore[assignment]
-                    add(f"{prefix}{name}", parameter)
+                    add(f"{prefix}{name}", parameter, is_param=True)
                 for name, buffer in module.named_buffers():
                     add(f"{prefix}{name}", buffer)
             for number, optimizer in enumerate(self.optimizers):
                 given = [p for group in optimizer.param_groups for p in group["params"]]
                 for index, parameter in enumerate(given):
-                    if type(parameter) is Tensor and id(parameter) not in known:
-                        self.params[f"{number}.param{index}"] = parameter
-                        add(f"{number}.param{index}", parameter)
+                    if type(parameter) is Tensor:
+                        add(f"{number}.param{index}", parameter, is_param=True)
             names = {id(param): name for name, param in self.params.items()}
             for number, optimizer in enumerate(self.optimizers):
                 for owned, values in optimizer.state.items():

@@ -308,7 +308,8 @@ def test_a_step_goes_on_from_a_loaded_state_and_with_a_new_group() -> None:
             if number == 5:
                 extra = nn.Linear(2, 2)
                 with torch.no_grad():
-                    extra.weight.fill_(0.5), extra.bias.fill_(0.1)
+                    extra.weight.fill_(0.5)
+                    extra.bias.fill_(0.1)
                 trainer.model.append(extra)
                 trainer.optimizer.add_param_group({"params": extra.parameters(), "lr": 0.1})
         results.append(losses)
@@ -469,10 +470,9 @@ def test_an_argument_that_is_a_leaf_gets_its_gradient() -> None:
         seen = []
         for number in range(3):
             x = _batch(number).to(device).requires_grad_()
-            for _ in range(2):  # which adds up
-                signs = run(x)
+            seen += [run(x).cpu() for _ in range(2)]  # which adds up
             assert x.grad is not None
-            seen += [signs.cpu(), x.grad.cpu()]
+            seen.append(x.grad.cpu())
         results.append(seen)
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
 
@@ -486,3 +486,24 @@ def test_gradients_that_would_leave_the_step_by_an_argument_are_refused() -> Non
     double = snaprt.torch.jit(lambda x: x * 2)
     for _ in range(2):
         assert double(weight * 2).tolist() == [4, 4, 4]
+
+
+def test_parts_of_one_module_and_another_module_may_have_one_name() -> None:
+    results = []
+    jits: list[Any] = [_Ours(), _Plain()]
+    for jit in jits:
+        first, second = jit.wrap(_model()), jit.wrap(nn.Linear(2, 2))  # both have a "1.weight"
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+
+        def step(
+            x: torch.Tensor, parts: Any = (first, second), optimizer: Any = optimizer
+        ) -> torch.Tensor:
+            loss = (parts[1](parts[0](x)) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = jit(step)
+        results.append([float(run(_batch(number))) for number in range(STEPS)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
