@@ -144,7 +144,7 @@ def by_position(
 def _names_of(function: Any) -> tuple[str, ...]:
     if function is torch.Tensor.copy_:
         return ("self", "other")  # which PyTorch's own table calls otherwise
-    known = overrides.get_testing_overrides().get(function, function)
+    known: Any = overrides.get_testing_overrides().get(function, function)
     try:
         return tuple(inspect.signature(known).parameters)
     except (TypeError, ValueError):
