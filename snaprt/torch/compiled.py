@@ -584,7 +584,8 @@ class _Step:
             raise UsageError(
                 "a function compiled by snaprt.torch.jit computes gradients for an argument that "
                 "is a result of other operations",
-                hint="compute the argument inside of the function, or detach it",
+                hint="compute it inside of the function, or detach it; move a leaf to the device "
+                "before the call",
             )
 
 
