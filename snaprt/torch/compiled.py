@@ -137,7 +137,7 @@ class _Compiled:
             for index, (tensor, flag) in enumerate(zip(tensors, flags, strict=True))
             if flag == _OF_LEAF
         }
-        present = state.present({**variables.tensors(), **leaves})
+        present = state.present({**variables.tensors, **leaves})
         options = tuple([optimizers.options_of(o).key(o) for o in state.optimizers])
         key = (*mode, options, present.key(), variables.constants)
         step = state.steps.get(key)
@@ -488,9 +488,9 @@ class _Step:
             self._now = None
         if generator is not None and not self._draws:
             torch.set_rng_state(generator)
-        tensors_of_state = {**state.tensors, **present.tensors}
+        single = present.tensors
         write_all(
-            [tensors_of_state[name] for name, _ in self._written],
+            [single[n] if n in single else state.tensors[n] for n, _ in self._written],
             [written[result] for _, result in self._written],
         )
         for each, arrays in zip(present.packed, packed, strict=True):
@@ -518,9 +518,8 @@ class _Step:
         with (
             _holding(state, present, arrays, packed),
             traced.drawing_from(key),
-            ExitStack() as stack,
+            optimizers.with_operands(state.operands_of_each(operands)),
         ):
-            stack.enter_context(optimizers.with_operands(state.operands_of_each(operands)))
             given = [args[name] for name in self._names]
             tensors = [
                 argument if flag == _OF_LEAF else Tensor(array, requires_grad=flag[0])

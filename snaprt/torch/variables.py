@@ -85,7 +85,7 @@ class Variables:
     Attributes:
         modules: The modules that are not parts of others that are found first.
         optimizers: The optimizers.
-        slots: The variables that hold tensors, by name.
+        tensors: The tensors that variables hold, by the name of the variable.
         constants: The numbers, flags and strings that the function may read, by name and value.
     """
 
@@ -108,8 +108,8 @@ class Variables:
     def _take(self) -> None:
         self._values = [slot.get() for slot in self._slots]
         pairs = [*zip(self._slots, self._values, strict=True)]
-        self.slots = {
-            f"variable{number}.{slot.name}": slot
+        self.tensors = {
+            f"variable{number}.{slot.name}": value
             for number, (slot, value) in enumerate(pairs)
             if isinstance(value, Tensor)
         }
@@ -129,10 +129,6 @@ class Variables:
         self._take()
         return True
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors, by name."""
-        return {name: slot.get() for name, slot in self.slots.items()}
-
     def take_new(self) -> list[tuple[Slot, Tensor]]:
         """Return the tensors that were assigned to variables, which get their old values again.
 
@@ -148,10 +144,10 @@ class Variables:
         for holder, size in zip(self._holders, self._sizes, strict=True):
             keys = [*holder][size:] if isinstance(holder, dict) else range(size, len(holder))
             more = [Slot(holder, key, f"{type(holder).__name__}[{key!r}]") for key in keys]
-            new += [(slot, slot.get()) for slot in more if _has_tracer(slot.get())]
-            for slot in reversed(more):
-                if _has_tracer(slot.get()):
-                    del holder[slot.key]
+            added = [(slot, value) for slot in more if _has_tracer(value := slot.get())]
+            for slot, _ in reversed(added):
+                del holder[slot.key]
+            new += added
         for slot, value in new:
             if not isinstance(value, Tensor) or isinstance(slot.holder, list):
                 raise UsageError(

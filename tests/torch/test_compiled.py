@@ -168,6 +168,11 @@ class _Ours:
         return snaprt.torch.wrap(model)
 
 
+def _assert_same(program: Callable[[Any], Any], *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Compare what a program returns, with steps that are compiled and in PyTorch alone."""
+    torch.testing.assert_close(program(_Ours()), program(_Plain()), rtol=rtol, atol=atol)
+
+
 WAYS: dict[str, Callable[[Any], Any]] = {
     "closure": _by_closure,
     "object": _by_object,
@@ -183,12 +188,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_trains_whichever_way_it_reaches_its_model(way: str) -> None:
-    losses = []
-    jits: list[Any] = [_Ours(), _Plain()]
-    for jit in jits:
+    def program(jit: Any) -> Any:
         step = WAYS[way](jit)
-        losses.append([float(step(_batch(number))) for number in range(STEPS)])
-    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+        return [float(step(_batch(number))) for number in range(STEPS)]
+
+    _assert_same(program)
 
 
 def test_attributes_that_the_step_does_not_read_may_change_between_steps() -> None:
@@ -295,9 +299,7 @@ def test_a_number_that_the_step_reads_is_never_stale(caplog: pytest.LogCaptureFi
 
 
 def test_a_step_goes_on_from_a_loaded_state_and_with_a_new_group() -> None:
-    results = []
-    jits: list[Any] = [_Ours(), _Plain()]
-    for jit in jits:
+    def program(jit: Any) -> Any:
         trainer = _Trainer(jit)
         losses = []
         for number in range(8):
@@ -312,14 +314,13 @@ def test_a_step_goes_on_from_a_loaded_state_and_with_a_new_group() -> None:
                     extra.bias.fill_(0.1)
                 trainer.model.append(extra)
                 trainer.optimizer.add_param_group({"params": extra.parameters(), "lr": 0.1})
-        results.append(losses)
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+        return losses
+
+    _assert_same(program)
 
 
 def test_the_state_of_an_optimizer_may_be_read_and_written_between_steps_and_inside() -> None:
-    results = []
-    jits: list[Any] = [_Ours(), _Plain()]
-    for jit in jits:
+    def program(jit: Any) -> Any:
         model = jit.wrap(_model())
         optimizer = _optimizer(model)
         weight = model[0].weight
@@ -337,14 +338,13 @@ def test_the_state_of_an_optimizer_may_be_read_and_written_between_steps_and_ins
             if number == 3:
                 optimizer.state[weight]["exp_avg"].zero_()
                 losses.append(float(optimizer.state[weight]["exp_avg_sq"].sum()))
-        results.append(losses)
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-7)
+        return losses
+
+    _assert_same(program, rtol=1e-4, atol=1e-7)
 
 
 def test_a_step_whose_optimizer_was_first_traced_inside_may_be_traced_again() -> None:
-    results = []
-    jits: list[Any] = [_Ours(), _Plain()]
-    for jit in jits:
+    def program(jit: Any) -> Any:
         model = jit.wrap(_model())
         optimizer = _optimizer(model)
         step = jit(lambda x, model=model, optimizer=optimizer: _do(model, optimizer, x))
@@ -352,8 +352,9 @@ def test_a_step_whose_optimizer_was_first_traced_inside_may_be_traced_again() ->
         for number in range(STEPS):
             losses.append(float(step(_batch(number)[: 6 + number % 2])))
             optimizer.load_state_dict(optimizer.state_dict())
-        results.append(losses)
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+        return losses
+
+    _assert_same(program)
 
 
 def test_tensors_that_are_appended_to_a_list_are_refused_and_removed() -> None:
@@ -413,9 +414,7 @@ def test_a_variable_may_be_a_leaf_that_the_step_changes_by_hand(clears: bool) ->
 
 
 def test_an_optimizer_may_have_tensors_of_no_module() -> None:
-    results = []
-    jits: list[Any] = [_Ours(), _Plain()]
-    for jit in jits:
+    def program(jit: Any) -> Any:
         device = snaprt.torch.device() if type(jit) is _Ours else "cpu"
         weights = [torch.ones(3, device=device).requires_grad_() for _ in range(5)]
         optimizer = torch.optim.Adam(weights, 0.1, eps=1e-6)
@@ -428,8 +427,9 @@ def test_an_optimizer_may_have_tensors_of_no_module() -> None:
             return loss.detach()
 
         run = jit(step)
-        results.append([float(run(torch.arange(3.0))) for _ in range(5)])
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+        return [float(run(torch.arange(3.0))) for _ in range(5)]
+
+    _assert_same(program)
 
 
 def test_threads_may_compile_their_steps_at_once() -> None:
@@ -454,9 +454,7 @@ def _losses(jit: Any, model: nn.Module) -> list[float]:
 
 
 def test_an_argument_that_is_a_leaf_gets_its_gradient() -> None:
-    results = []
-    jits: list[Any] = [_Ours(), _Plain()]
-    for jit in jits:
+    def program(jit: Any) -> Any:
         model = jit.wrap(_model())
         device = snaprt.torch.device() if type(jit) is _Ours else "cpu"
 
@@ -473,8 +471,9 @@ def test_an_argument_that_is_a_leaf_gets_its_gradient() -> None:
             seen += [run(x).cpu() for _ in range(2)]  # which adds up
             assert x.grad is not None
             seen.append(x.grad.cpu())
-        results.append(seen)
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+        return seen
+
+    _assert_same(program, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_that_would_leave_the_step_by_an_argument_are_refused() -> None:
@@ -489,9 +488,7 @@ def test_gradients_that_would_leave_the_step_by_an_argument_are_refused() -> Non
 
 
 def test_parts_of_one_module_and_another_module_may_have_one_name() -> None:
-    results = []
-    jits: list[Any] = [_Ours(), _Plain()]
-    for jit in jits:
+    def program(jit: Any) -> Any:
         first, second = jit.wrap(_model()), jit.wrap(nn.Linear(2, 2))  # both have a "1.weight"
         optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
 
@@ -505,5 +502,6 @@ def test_parts_of_one_module_and_another_module_may_have_one_name() -> None:
             return loss.detach()
 
         run = jit(step)
-        results.append([float(run(_batch(number))) for number in range(STEPS)])
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+        return [float(run(_batch(number))) for number in range(STEPS)]
+
+    _assert_same(program)
