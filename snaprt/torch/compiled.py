@@ -6,10 +6,8 @@ uses goes in as arguments and comes back as results, as in a JAX program that is
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -45,9 +43,7 @@ from snaprt.torch.tensors import (
     whole_packs,
     write_all,
 )
-from snaprt.torch.variables import Slot, Variables, objects_in
-
-_log = logging.getLogger("snaprt.torch")
+from snaprt.torch.variables import Place, Traces, Variables, VariablesOf, keep_last
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -59,8 +55,8 @@ def jit(function: _F) -> _F:
     among its arguments and variables, and in the attributes of objects there; their parameters,
     buffers, gradients and state are arguments and results of the compiled function. Learning rates,
     and other numbers in the options of optimizers, may change from call to call. The function is
-    traced once for each kind of arguments and each value of the numbers, flags and strings among
-    its variables, and again when a module or optimizer has changed. Call ``optimizer.zero_grad()``
+    traced once for each kind of arguments and values of its other variables, and again when a
+    module or optimizer has changed. Call ``optimizer.zero_grad()``
     at the end of a step: gradients that are still there are results, which cost memory.
 
     Args:
@@ -105,11 +101,11 @@ class _Compiled:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._variables: list[Variables] = []
+        self._variables = VariablesOf(function)
         self._states: list[_State] = []
         self._seen: set[Any] = set()
-        self._made: collections.Counter[Any] = collections.Counter()
-        self._constants: tuple[Any, ...] = ()
+        name = getattr(function, "__qualname__", "a function")
+        self._traces = Traces(f"snaprt.torch.jit has traced {name}")
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """Call the function: as it is written the first time, which makes optimizers' state."""
@@ -120,7 +116,7 @@ class _Compiled:
         with plainly():
             flags = tuple([(tensor.requires_grad, tensor.is_leaf) for tensor in tensors])
         mode = (structure, kinds, flags, grad_mode, traced.autocast_type())
-        variables = self._variables_for(args, kwargs)
+        variables = self._variables.find(structure)
         state = self._state(variables)
         if state is None or mode not in self._seen:
             self._seen.add(mode)
@@ -128,7 +124,7 @@ class _Compiled:
                 modules.wrap(module)
             result = self._function(*args, **kwargs)
             if state is None:
-                self._count(mode, variables.constants)
+                self._traces.count(mode, variables.constants)
                 self._states.insert(0, _State(variables.modules, variables.optimizers))
                 del self._states[_MAX_STATES:]
             return result
@@ -139,30 +135,18 @@ class _Compiled:
         }
         present = state.present({**variables.tensors, **leaves})
         options = tuple([optimizers.options_of(o).key(o) for o in state.optimizers])
-        key = (*mode, options, present.key(), variables.constants)
-        step = state.steps.get(key)
+        key = (*mode, options, present.key())
+        step = state.steps.get((key, variables.constants))
         if step is not None:
-            return step.run(state, present, tensors)
-        self._count(mode, variables.constants)
-        step = _Step(self._function, structure, variables, flags)
+            return step.run(state, variables, present, tensors)
+        self._traces.count(mode, variables.constants)
+        step = _Step(self._function, structure, flags)
         with traced.lock:
-            result = step.run(state, present, tensors)
+            result = step.run(state, variables, present, tensors)
         state.take_attributes()
-        state.steps[key] = step
+        # A step is good for what its code itself has changed: a count of its calls, for example.
+        keep_last(state.steps, (key, self._variables.find(structure).constants), step)
         return result
-
-    def _variables_for(self, args: Any, kwargs: Any) -> Variables:
-        given = [*objects_in((*args, *kwargs.values()))]
-        known = self._variables
-        for index, variables in enumerate(known):
-            if are_the_same(given, variables.args):
-                if variables.hold():
-                    return variables
-                del known[index]
-                break
-        known.insert(0, Variables(self._function, given))
-        del known[_MAX_VARIABLES:]
-        return known[0]
 
     def _state(self, variables: Variables) -> _State | None:
         """Return the state of the modules and optimizers; None if it is not known yet."""
@@ -178,29 +162,11 @@ class _Compiled:
                 return state
         return None
 
-    def _count(self, mode: Any, constants: Any) -> None:
-        """Log a warning if the function is traced again and again for the same arguments."""
-        self._made[mode] += 1
-        if self._made[mode] == _MANY_TRACES:
-            name = getattr(self._function, "__qualname__", "a function")
-            changed = sorted({constant[0] for constant in {*constants} - {*self._constants}})
-            _log.warning(
-                "snaprt.torch.jit has traced %s %d times: %s changed between calls",
-                *(name, _MANY_TRACES, ", ".join(changed) or "a variable, a module or an optimizer"),
-            )
-        self._constants = constants
-
 
 _MAX_STATES: Final = 16
 
-#: They keep the objects among the arguments alive.
-_MAX_VARIABLES: Final = 4
-
 #: What requires gradients, and is a leaf of autograd.
 _OF_LEAF: Final = (True, True)
-
-#: After as many traces for the same kinds of arguments, something changes that should not.
-_MANY_TRACES: Final = 6
 
 
 class _State:
@@ -444,11 +410,9 @@ class _Step:
         self,
         function: Callable[..., Any],
         structure: Structure,
-        variables: Variables,
         flags: Sequence[tuple[bool, bool]],
     ) -> None:
         self._function = function
-        self._variables = variables
         self._flags = flags  # of the arguments: whether they require gradients, and are leaves
         self._structure = structure
         self._names = argument_names(function, structure)
@@ -460,20 +424,22 @@ class _Step:
         step.__name__ = step.__qualname__ = f"torch_{name}"
         self._compiled = jax.jit(step)
         # While it is called, for `_trace`:
-        self._now: tuple[_State, _Present, Sequence[Tensor]] | None = None
+        self._now: tuple[_State, Variables, _Present, Sequence[Tensor]] | None = None
         self._draws: bool | None = None  # whether it draws random numbers, once that is known
         self._result: Structure = None
         self._written: list[tuple[str, str]] = []  # tensors that it changes, and their results
         self._kept: list[str] = []  # what becomes of each gradient
-        self._assigned: list[Slot] = []  # the variables that it assigns tensors to
+        self._assigned: list[Place] = []  # the variables that it assigns tensors to
 
-    def run(self, state: _State, present: _Present, tensors: Sequence[Tensor]) -> Any:
+    def run(
+        self, state: _State, variables: Variables, present: _Present, tensors: Sequence[Tensor]
+    ) -> Any:
         """Run the step, and write what it changed."""
         generator = torch.get_rng_state() if self._draws is None else None
         key = traced.no_key() if self._draws is False else traced.draw_key()
         operands = state.operands()
         args = dict(zip(self._names, map(array_of, tensors), strict=True))
-        self._now = state, present, tensors
+        self._now = state, variables, present, tensors
         try:
             results, written, packed, gradients, assigned = self._compiled(
                 present.arrays, present.packed_arrays(), args, operands, key
@@ -497,8 +463,8 @@ class _Step:
             if arrays:
                 each.pack.write(arrays)
         self._set_gradients(present, gradients)
-        for slot, array in zip(self._assigned, assigned, strict=True):
-            slot.set(Tensor(array))
+        for place, array in zip(self._assigned, assigned, strict=True):
+            variables.set(place, Tensor(array))
         return unflatten(self._result, iter([Tensor(result) for result in results]))
 
     def _set_gradients(self, present: _Present, arrays: Sequence[Any]) -> None:
@@ -514,7 +480,7 @@ class _Step:
 
     def _trace(self, arrays: Any, packed: Any, args: Any, operands: Any, key: Any) -> Any:
         assert self._now is not None
-        state, present, arguments = self._now
+        state, variables, present, arguments = self._now
         with (
             _holding(state, present, arrays, packed),
             traced.drawing_from(key),
@@ -530,7 +496,7 @@ class _Step:
                 with _refusing_draws():
                     result = self._function(*positional, **named)
             finally:
-                new_values = self._variables.take_new()
+                new_values = variables.take_new()
             self._refuse_effects(tensors, given)
             outputs: list[Any] = []
             self._result = flatten(result, outputs)
@@ -563,7 +529,7 @@ class _Step:
                 if end is not None and end is not begin:
                     gradients.append(array_of(end))
             self._draws = traced.keys_drawn() > 0
-            self._assigned = [slot for slot, _ in new_values]
+            self._assigned = [place for place, _ in new_values]
             assigned = [array_of(tensor) for _, tensor in new_values]
         return results, written, new_packed, gradients, assigned
 

@@ -15,6 +15,7 @@ from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Place, State, Traced, arguments_of, autocast_type
+from snaprt.torch.variables import Traces, VariablesOf, keep_last
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -30,7 +31,8 @@ def wrap(target: _F) -> _F:
     Its type stays a subclass of what it was. A function is returned as a new one.
 
     The Python code runs when a call is traced: once for each kind of arguments (shapes, dtypes,
-    numbers and flags by value), mode (training, autocast, gradients) and state of the module.
+    numbers and flags by value), mode (training, autocast, gradients), state of the module, and
+    values of the variables that the code reads.
 
     Args:
         target: An `nn.Module`, or a function of tensors.
@@ -203,6 +205,7 @@ class Calls:
     def __init__(self, name: str) -> None:
         self._name = f"torch_{name.strip('_<>')}"
         self._snapshots: list[Snapshot] = []
+        self._traces = Traces(f"snaprt.torch.wrap has traced {name}")
 
     def run(
         self,
@@ -212,12 +215,13 @@ class Calls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call ``function`` with the state of ``module``."""
-        snapshot = self._snapshot(module)
+        snapshot = self._snapshot(function, module)
         grad_mode = torch.is_grad_enabled()
         arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
         tensors, structure, kinds, needed, first = arguments
-        key = (structure, kinds, needed, grad_mode, autocast_type(), first)
-        trace = snapshot.calls.get(key)
+        constants = snapshot.variables.find(structure).constants
+        kind = (structure, kinds, needed, grad_mode, autocast_type(), first)
+        trace = snapshot.calls.get((kind, constants))
         if trace is not None:
             return trace.call(tensors)
         flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
@@ -226,11 +230,14 @@ class Calls:
             *(self._name, first),
         )
         result = trace.call(tensors)
-        snapshot.calls[key] = trace
+        # A trace is good for what the code itself has changed: a count of its calls, for example.
         snapshot.take_attributes(trace.kept)
+        constants = snapshot.variables.find(structure).constants
+        self._traces.count(kind, constants)
+        keep_last(snapshot.calls, (kind, constants), trace)
         return result
 
-    def _snapshot(self, module: torch.nn.Module) -> Snapshot:
+    def _snapshot(self, function: Callable[..., Any], module: torch.nn.Module) -> Snapshot:
         snapshots = self._snapshots
         if snapshots and snapshots[0].holds():
             return snapshots[0]
@@ -239,6 +246,8 @@ class Calls:
                 snapshots.insert(0, snapshots.pop(index))
                 return snapshot
         snapshot = Snapshot(module)
+        if module is _NO_MODULE:
+            snapshot.variables = VariablesOf(function)
         snapshots.insert(0, snapshot)
         del snapshots[_MAX_SNAPSHOTS:]
         return snapshot
@@ -251,9 +260,11 @@ class Snapshot:
         calls: Its traced calls.
         state: Its parameters and buffers.
         flags: Which of them require gradients.
+        variables: What its code reads elsewhere.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
+        self.variables = VariablesOf(module, is_watched=True)
         modules = dict(module.named_modules())
         if any(vars(m)[name] for m in modules.values() for name in _HOOKS[2:]):
             raise UsageError(

@@ -108,6 +108,8 @@ class Static:
         self.value = value
         try:
             hash(value)
+            if isinstance(value, torch.Tensor):  # which are compared element by element
+                raise TypeError
             self._key: Any = (type(value), value)
         except TypeError:
             self._key = (type(value), id(value))
@@ -117,6 +119,19 @@ class Static:
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+
+def statics_in(structure: Structure) -> Iterator[Any]:
+    """Yield the values without tensors in a structure, apart from plain ones."""
+    kind = structure[0]
+    if kind == "static":
+        yield structure[1].value
+    elif kind in _NESTED or kind in _SEQUENCES or kind is dict or kind is collections.OrderedDict:
+        for part in structure[-1]:
+            yield from statics_in(part)
+
+
+_NESTED: Final = frozenset({"node", "slice", "named", "object"})
 
 
 _OPERANDS: Final = frozenset(
@@ -194,7 +209,7 @@ def _add_paths(structure: Structure, path: str, paths: list[str]) -> None:
         keys, parts = structure[-2:]
         for key, part in zip(keys, parts, strict=True):
             _add_paths(part, f"{path}.{key}" if kind == "object" else f"{path}[{key!r}]", paths)
-    elif kind in _SEQUENCES or kind in ("node", "slice", "named"):
+    elif kind in _SEQUENCES or kind in _NESTED:
         for index, part in enumerate(structure[-1]):
             _add_paths(part, f"{path}[{index}]", paths)
 

@@ -3,25 +3,33 @@
 Python says which names the code of a function has. They are looked up where the function finds
 them: in its globals and closure, and in the attributes of objects that are reached from there.
 Attributes whose names are nowhere in the code are not looked at, however often they change.
+
+A trace is good for the values that these variables had: plain ones by value, others by identity.
 """
 
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import inspect
+import logging
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.torch.structure import are_the_same, flatten
+from snaprt.torch.structure import Static, Structure, are_the_same, flatten, statics_in
 from snaprt.torch.tensors import Tensor, plainly
+
+_log = logging.getLogger("snaprt.torch")
 
 #: Larger containers are data.
 _MAX_ITEMS: Final = 1000
@@ -31,6 +39,9 @@ _LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "numpy", "torchax", "sn
     sys.stdlib_module_names - {"__main__"}
 )
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
+# Functions that are written in C, bound methods and the like.
+_CALLABLES: Final = frozenset({"builtins", "functools"})
+_FORWARD_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,8 @@ class Slot:
     """Where a variable is.
 
     Attributes:
-        holder: A dictionary of attributes or globals, a list, or the cell of a closure.
+        holder: A dictionary of attributes or globals, a list, a class, an object with
+            ``__slots__``, or the cell of a closure.
         key: The name or number in it; None for a cell.
         name: What the variable is called, with the object that it belongs to.
     """
@@ -49,30 +61,63 @@ class Slot:
 
     def get(self) -> Any:
         """Return the value; None if there is none."""
-        if self.key is None:
-            return self.holder.cell_contents if _is_filled(self.holder) else None
         try:
-            return self.holder[self.key]
-        except LookupError:
+            if self.key is None:
+                return self.holder.cell_contents
+            if isinstance(self.holder, _CONTAINERS):
+                return self.holder[self.key]
+            if isinstance(self.holder, type):
+                return vars(self.holder)[self.key]
+            return getattr(self.holder, self.key)
+        except (LookupError, AttributeError, ValueError):
             return None
 
     def set(self, value: Any) -> None:
         """Set the variable."""
         if self.key is None:
             self.holder.cell_contents = value
-        else:
+        elif isinstance(self.holder, dict | list):
             self.holder[self.key] = value
+        else:
+            setattr(self.holder, self.key, value)
 
 
-def objects_in(args: Iterable[Any]) -> Iterator[Any]:
-    """Yield the arguments that may have modules or optimizers, or are such."""
-    for value in args:
-        if type(value) in (list, tuple):
-            yield from objects_in(value)
-        elif type(value) is dict:
-            yield from objects_in(value.values())
-        elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
-            yield value
+_CONTAINERS: Final = (dict, list, tuple)
+
+
+class VariablesOf:
+    """The variables of a function, for each of the objects among its arguments.
+
+    Args:
+        function: The function, or an object that can be called.
+        is_watched: Whether somebody else watches the attributes of modules.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, is_watched: bool = False) -> None:
+        self._function = function
+        self._is_watched = is_watched
+        self._known: list[Variables] = []
+
+    def find(self, structure: Structure) -> Variables:
+        """Return the variables as they are now.
+
+        Args:
+            structure: The structure of the arguments.
+        """
+        known = self._known
+        args = [*statics_in(structure)]
+        for index, variables in enumerate(known):
+            if are_the_same(args, variables.args) and variables.hold():
+                if index:
+                    known.insert(0, known.pop(index))
+                return variables
+        known.insert(0, Variables(self._function, args, is_watched=self._is_watched))
+        del known[_MAX_KNOWN:]
+        return known[0]
+
+
+#: They keep the objects among the arguments alive.
+_MAX_KNOWN: Final = 4
 
 
 class Variables:
@@ -81,20 +126,23 @@ class Variables:
     Args:
         function: The function, or an object that can be called.
         args: Objects among its arguments.
+        is_watched: Whether somebody else watches the attributes of modules.
 
     Attributes:
         modules: The modules that are not parts of others that are found first.
         optimizers: The optimizers.
-        tensors: The tensors that variables hold, by the name of the variable.
-        constants: The numbers, flags and strings that the function may read, by name and value.
+        tensors: The tensors of the device that variables hold, by the name of the variable.
+        constants: All other values of variables, which a trace depends on.
     """
 
-    def __init__(self, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], *, is_watched: bool = False
+    ) -> None:
         self.args = [*args]
         names: set[str] = set()
         while True:
             count = len(names)
-            search = _Search(names)
+            search = _Search(names, is_watched=is_watched)
             search.look_into(function, *args)
             if len(names) == count:  # else more attributes have to be looked at
                 break
@@ -107,14 +155,16 @@ class Variables:
 
     def _take(self) -> None:
         self._values = [slot.get() for slot in self._slots]
+        self._data = [value for value in self._values if _contents(value) is not None]
+        self._contents = [*map(_contents, self._data)]
         pairs = [*zip(self._slots, self._values, strict=True)]
         self.tensors = {
             f"variable{number}.{slot.name}": value
             for number, (slot, value) in enumerate(pairs)
             if isinstance(value, Tensor)
         }
-        self.constants = tuple(
-            [(slot.name, type(v), _by_value(v)) for slot, v in pairs if type(v) in _PLAIN]
+        self.constants = Constants(
+            tuple([(slot.name, _described(value), _contents(value)) for slot, value in pairs])
         )
 
     def hold(self) -> bool:
@@ -123,32 +173,33 @@ class Variables:
             return False
         now = [slot.get() for slot in self._slots]
         if are_the_same(now, self._values):
-            return True
-        if not all(map(_are_alike, now, self._values)):
+            if [*map(_contents, self._data)] == self._contents:
+                return True
+        elif not all(map(_are_alike, now, self._values)):
             return False
         self._take()
         return True
 
-    def take_new(self) -> list[tuple[Slot, Tensor]]:
+    def take_new(self) -> list[tuple[Place, Tensor]]:
         """Return the tensors that were assigned to variables, which get their old values again.
 
         Raises:
             UsageError: A tensor is in a list or another object that a variable holds.
         """
-        new: list[tuple[Slot, Any]] = []
-        for slot, before in zip(self._slots, self._values, strict=True):
+        new: list[tuple[Place, Any]] = []
+        for number, (slot, before) in enumerate(zip(self._slots, self._values, strict=True)):
             value = slot.get()
             if value is not before and _has_tracer(value):
-                new.append((slot, value))
+                new.append((number, value))
                 slot.set(before)
-        for holder, size in zip(self._holders, self._sizes, strict=True):
+        for number, (holder, size) in enumerate(zip(self._holders, self._sizes, strict=True)):
             keys = [*holder][size:] if isinstance(holder, dict) else range(size, len(holder))
-            more = [Slot(holder, key, f"{type(holder).__name__}[{key!r}]") for key in keys]
-            added = [(slot, value) for slot in more if _has_tracer(value := slot.get())]
-            for slot, _ in reversed(added):
-                del holder[slot.key]
+            added = [((number, key), holder[key]) for key in keys if _has_tracer(holder[key])]
+            for (_, key), _ in reversed(added):
+                del holder[key]
             new += added
-        for slot, value in new:
+        for place, value in new:
+            slot = self._slot_at(place)
             if not isinstance(value, Tensor) or isinstance(slot.holder, list):
                 raise UsageError(
                     f"a function compiled by snaprt.torch.jit puts a tensor into {slot.name}",
@@ -156,14 +207,108 @@ class Variables:
                 )
         return new
 
+    def set(self, place: Place, tensor: Tensor) -> None:
+        """Assign a tensor to a variable."""
+        self._slot_at(place).set(tensor)
 
-def _by_value(value: Any) -> Any:
-    return value.hex() if type(value) is float else value  # NaN equals itself, and 0.0 not -0.0
+    def _slot_at(self, place: Place) -> Slot:
+        if isinstance(place, int):
+            return self._slots[place]
+        number, key = place
+        holder = self._holders[number]
+        return Slot(holder, key, f"{type(holder).__name__}[{key!r}]")
+
+
+Place = int | tuple[int, Any]
+"""A variable: its number, or the number of what holds it and its key there, if it is new."""
+
+
+class Constants:
+    """Values of variables that a trace depends on; hashed once."""
+
+    __slots__ = ("_hash", "values")
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+        self._hash = hash(values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constants) and self.values == other.values
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Traces:
+    """Counts traces, and warns if there are many for the same kind of arguments.
+
+    Args:
+        what: The beginning of the warning: what has traced a function, and the function.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._made: collections.Counter[Any] = collections.Counter()
+        self._last = Constants(())
+
+    def count(self, kind: Any, constants: Constants) -> None:
+        """Count a trace.
+
+        Args:
+            kind: The kind of arguments.
+            constants: The values of the variables of the function.
+        """
+        self._made[kind] += 1
+        if self._made[kind] == _MANY_TRACES:
+            changed = {*constants.values} - {*self._last.values}
+            names = sorted({value[0] for value in changed})
+            reason = ", ".join(names) or "a variable, a module or an optimizer"
+            _log.warning("%s %d times: %s changed between calls", self._what, _MANY_TRACES, reason)
+        self._last = constants
+
+
+_MANY_TRACES: Final = 6
+
+
+def keep_last(traces: dict[Any, Any], key: Any, trace: Any) -> None:
+    """Add a trace, and forget the oldest one if there are too many."""
+    traces[key] = trace
+    if len(traces) > _MAX_TRACES:
+        del traces[next(iter(traces))]
+
+
+_MAX_TRACES: Final = 256
+
+
+_DATA: Final = (torch.Tensor, np.ndarray, set, frozenset)
+
+
+def _contents(value: Any) -> Any:
+    """Return what changes when a tensor of the CPU, a small array or a set is written to."""
+    if isinstance(value, torch.Tensor):
+        return None if isinstance(value, Tensor) else value._version
+    if isinstance(value, np.ndarray) and value.size <= _MAX_ITEMS and not value.dtype.hasobject:
+        return value.tobytes()
+    return frozenset(value) if isinstance(value, set) else None
+
+
+def _described(value: Any) -> Any:
+    """Return what a trace depends on, apart from what is inside of a container."""
+    if type(value) in _PLAIN:
+        # NaN equals itself, and 0.0 not -0.0.
+        return type(value), value.hex() if type(value) is float else value
+    if isinstance(value, Tensor):
+        return Tensor
+    if isinstance(value, _CONTAINERS) and len(value) <= _MAX_ITEMS:
+        return type(value), len(value)
+    return Static(value)
 
 
 def _are_alike(now: Any, then: Any) -> bool:
     kind = type(now)
-    return now is then or (kind is type(then) and (kind is Tensor or kind in _PLAIN))
+    return now is then or (
+        kind is type(then) and (kind in _PLAIN or isinstance(now, torch.Tensor | np.ndarray))
+    )
 
 
 def _has_tracer(value: Any) -> bool:
@@ -181,12 +326,15 @@ class _Search:
 
     Args:
         names: The names known so far, to which those of functions are added.
+        is_watched: Whether somebody else watches the attributes of modules.
     """
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: set[str], *, is_watched: bool) -> None:
         self._names = names
-        self._seen: dict[int, Any] = {}
+        self._is_watched = is_watched
+        self._seen: dict[int, tuple[Any, bool]] = {}
         self._methods_of: set[int] = set()
+        self._parts: set[int] = set()  # of modules that were found
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.slots: list[Slot] = []
@@ -194,47 +342,70 @@ class _Search:
 
     def look_into(self, *values: Any) -> None:
         """Look into values, and into what is found there."""
-        pending = collections.deque([("", value) for value in values])
+        pending = collections.deque([("", value, False) for value in values])
         while pending:
-            name, value = pending.popleft()
-            if id(value) in self._seen or type(value) in _PLAIN or isinstance(value, torch.Tensor):
+            name, value, is_fixed = pending.popleft()
+            if type(value) in _PLAIN or isinstance(value, _DATA):
                 continue
-            self._seen[id(value)] = value
+            is_fixed = is_fixed or _is_installed(_module_of(value))
+            _, was_fixed = self._seen.get(id(value), (None, None))
+            if was_fixed is False or was_fixed is is_fixed:
+                continue
+            self._seen[id(value)] = value, is_fixed
             if isinstance(value, torch.optim.Optimizer):
-                self.optimizers.append(value)
+                self.optimizers += [value] if was_fixed is None else []
                 continue
-            if isinstance(value, torch.nn.Module):
+            if isinstance(value, torch.nn.Module) and id(value) not in self._parts:
                 self.modules.append(value)
-            slots = [*self._slots_in(name, value)]
+                self._parts |= {*map(id, value.modules())}
+            holder, slots = self._slots_in(name, value)
             others = self._others_in(value)
+            pending += [(slot.name, each, is_fixed) for slot in slots for each in _behind(slot)]
+            pending += [(name, other, is_fixed) for other in others]
+            if is_fixed or self._is_watched_elsewhere(value):
+                slots = [slot for slot in slots if isinstance(slot.get(), torch.Tensor)]
+            elif holder is not None:
+                self.holders[id(holder)] = holder
             fixed = [i for i, other in enumerate(others) if isinstance(other, torch.Tensor)]
             self.slots += [*slots, *[Slot(others, i, f"{name}[{i}]") for i in fixed]]
-            pending += [(slot.name, slot.get()) for slot in slots]
-            pending += [(name, other) for other in others]
 
-    def _slots_in(self, name: str, value: Any) -> Iterator[Slot]:
-        """Yield the variables that a function, an object or a container has."""
+    def _is_watched_elsewhere(self, value: Any) -> bool:
+        """Return whether this is a module whose attributes somebody watches, or a part of one."""
+        return isinstance(value, torch.nn.Module) and (
+            self._is_watched or all(value is not module for module in self.modules)
+        )
+
+    def _slots_in(self, name: str, value: Any) -> tuple[Any, list[Slot]]:
+        """Return the variables of a function, an object or a container, and what may get more."""
         if inspect.isfunction(value):
-            for free, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                yield Slot(cell, None, free)
-            if _is_of_user(value.__globals__.get("__name__")):
-                names = _names_in(value.__code__)
-                self._names |= names
-                yield from self._slots_by_name(value.__globals__, "", names)
-        elif isinstance(value, list | tuple):
-            self.holders[id(value)] = value
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            free = [Slot(cell, None, variable) for variable, cell in cells]
+            if not _is_followed(_module_of(value)):
+                return None, free
+            names = _names_in(value.__code__)
+            self._names |= names.attributes
+            return value.__globals__, [*free, *_by_name(value.__globals__, "", names.variables)]
+        if isinstance(value, list | tuple):
             indices = range(min(len(value), _MAX_ITEMS))
-            yield from [Slot(value, index, f"{name}[{index}]") for index in indices]
-        elif isinstance(value, dict):
-            self.holders[id(value)] = value
-            yield from [Slot(value, key, f"{name}[{key!r}]") for key in [*value][:_MAX_ITEMS]]
-        elif not isinstance(value, types.ModuleType | type | types.MethodType):
-            attributes = getattr(value, "__dict__", {})
-            yield from self._slots_by_name(attributes, f"{type(value).__name__}.", self._names)
-
-    def _slots_by_name(self, holder: Any, of: str, names: Set[str]) -> Iterator[Slot]:
-        self.holders[id(holder)] = holder
-        yield from [Slot(holder, name, f"{of}{name}") for name in sorted(names & holder.keys())]
+            return value, [Slot(value, index, f"{name}[{index}]") for index in indices]
+        if isinstance(value, dict):
+            return value, [Slot(value, key, f"{name}[{key!r}]") for key in [*value][:_MAX_ITEMS]]
+        if isinstance(value, types.ModuleType):
+            if not _is_followed(value.__name__):
+                return None, []
+            return vars(value), _by_name(vars(value), f"{value.__name__}.", self._names)
+        if isinstance(value, type):
+            if not _is_followed(value.__module__):
+                return None, []
+            found = sorted(self._names & vars(value).keys())
+            return None, [Slot(value, key, f"{value.__name__}.{key}") for key in found]
+        if callable(value) and type(value).__module__ in _CALLABLES:
+            return None, []
+        of = f"{type(value).__name__}."
+        attributes = getattr(value, "__dict__", None)
+        slots = _by_name(attributes or {}, of, self._names)
+        found = sorted(self._names & {*_slots_of(type(value))})
+        return attributes, [*slots, *[Slot(value, key, f"{of}{key}") for key in found]]
 
     def _others_in(self, value: Any) -> list[Any]:
         """Return what else to look into, which does not change: functions, arguments, items."""
@@ -246,22 +417,46 @@ class _Search:
         if inspect.isfunction(value):
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             return [getattr(value, "__wrapped__", None), *defaults]
-        if isinstance(value, types.ModuleType):
-            return _named_in(vars(value), self._names) if _is_of_user(value.__name__) else []
-        kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
-        of_user = [kind for kind in kinds if _is_of_user(kind.__module__)]
-        # An object may be called, but hardly by its own methods.
-        names = self._names if id(value) in self._methods_of else self._names | {"__call__"}
-        return [other for kind in of_user for other in _named_in(vars(kind), names)]
+        if isinstance(value, type):
+            return [base for base in value.__bases__ if _is_followed(base.__module__)]
+        if not _is_followed(type(value).__module__):
+            followed: list[Any] = []
+        elif callable(value) and id(value) not in self._methods_of:
+            # An object may be called, but hardly by its own methods.
+            is_module = isinstance(value, torch.nn.Module)
+            followed = [type(value), getattr(type(value), "forward" if is_module else "__call__")]
+        else:
+            followed = [type(value)]
+        if isinstance(value, torch.nn.Module):
+            followed += value._modules.values()
+            followed += [hook for name in _FORWARD_HOOKS for hook in vars(value)[name].values()]
+        return followed
 
 
-def _named_in(holder: Any, names: Set[str]) -> list[Any]:
-    found = [holder[name] for name in [*holder] if name in names]
-    return [other for value in found for other in _behind(value)]
+def _module_of(value: Any) -> str | None:
+    """Return the name of the Python module whose code or variables this is."""
+    if inspect.isfunction(value):
+        return value.__globals__.get("__name__")
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    return value.__module__ if isinstance(value, type) else None
 
 
-def _behind(value: Any) -> list[Any]:
-    """Return the functions behind an attribute of a class or module, or the attribute itself."""
+def _by_name(holder: dict[str, Any], of: str, names: Set[str]) -> list[Slot]:
+    found = sorted(names & holder.keys())
+    return [Slot(holder, name, f"{of}{name}") for name in found if not name.startswith("__")]
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    """Yield the attributes that ``__slots__`` of a class names."""
+    for each in kind.__mro__:
+        names = vars(each).get("__slots__", ())
+        yield from (names,) if isinstance(names, str) else names
+
+
+def _behind(slot: Slot) -> list[Any]:
+    """Return the functions behind an attribute of a class, or the value of another variable."""
+    value = slot.get()
     if isinstance(value, property):
         return [function for function in (value.fget, value.fset) if function is not None]
     if isinstance(value, staticmethod | classmethod):
@@ -271,20 +466,46 @@ def _behind(value: Any) -> list[Any]:
     return [value]
 
 
-def _is_of_user(module: str | None) -> bool:
+def _is_followed(module: str | None) -> bool:
+    """Return whether functions and classes of a module are looked into."""
     return module is not None and module.partition(".")[0] not in _LIBRARIES
 
 
+@functools.cache
+def _is_installed(module: str | None) -> bool:
+    """Return whether a module is of an installed package, whose variables do not change."""
+    found = sys.modules.get((module or "").partition(".")[0])
+    paths = [getattr(found, "__file__", None), *getattr(found, "__path__", ())]
+    return any(not _PACKAGES.isdisjoint(Path(path).parts) for path in paths if path)
+
+
+_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of variables and of attributes in code, and in the functions inside it."""
+
+    variables: frozenset[str]
+    attributes: frozenset[str]
+
+
 @functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals, and of attributes, in code and in the functions inside it."""
-    inside = [_names_in(const) for const in code.co_consts if isinstance(const, types.CodeType)]
-    return frozenset(code.co_names).union(*inside)
+def _names_in(code: types.CodeType) -> _Names:
+    variables: set[str] = set()
+    attributes: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _ON_GLOBALS:
+            variables.add(instruction.argval)
+        elif isinstance(instruction.argval, types.CodeType):
+            inside = _names_in(instruction.argval)
+            variables |= inside.variables
+            attributes |= inside.attributes
+    attributes |= {*code.co_names} - variables
+    if "getattr" in variables:
+        texts = [const for const in code.co_consts if isinstance(const, str)]
+        attributes |= {text for text in texts if text.isidentifier()}
+    return _Names(frozenset(variables), frozenset(attributes))
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+_ON_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME"})

@@ -1,0 +1,275 @@
+"""What code reads besides its arguments is never stale in a wrapped or compiled function."""
+
+import argparse
+import functools
+import itertools
+import logging
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import snaprt.torch
+from snaprt import metrics
+
+# What the code below reads; `_variables` sets it for each test.
+SCALE: float = 0.0
+loss_of: Any = None
+leaky: Any = None
+helper: Any = None
+slotted: Any = None
+options: Any = None
+activation: Any = None
+array: Any = None
+tensor: Any = None
+switches: Any = None
+
+
+class Config:
+    scale = 1.0
+
+
+class Scaling:
+    scale = 1.0
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+@dataclass(slots=True)
+class Slotted:
+    scale: float = 1.0
+
+
+class Activation:
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+LEAKIER = functools.partial(F.leaky_relu, negative_slope=0.5)
+
+
+def _write_to_array() -> None:
+    array[1] = 5
+
+
+def _set_global(name: str, value: Any) -> Callable[[], None]:
+    return lambda: globals().__setitem__(name, value)
+
+
+# By name: what the code does, and what changes then.
+READS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], Any]]] = {
+    "global": (lambda x: x * SCALE, _set_global("SCALE", 2.0)),
+    "sign of zero": (lambda x: x / (x * 0 + SCALE), _set_global("SCALE", -0.0)),
+    "function": (lambda x: loss_of(x, x * 0), _set_global("loss_of", F.l1_loss)),
+    "partial": (
+        lambda x: leaky(x),
+        _set_global("leaky", functools.partial(F.leaky_relu, negative_slope=0.5)),
+    ),
+    "class": (lambda x: x * Config.scale, lambda: setattr(Config, "scale", 3.0)),
+    "method": (lambda x: Scaling().scaled(x), lambda: setattr(Scaling, "scale", 4.0)),
+    "patched": (
+        lambda x: Scaling().scaled(x),
+        lambda: setattr(Scaling, "scaled", lambda self, x: x + 7),
+    ),
+    "module": (lambda x: x * helper.scale, lambda: setattr(helper, "scale", 2.0)),
+    "inside of a module": (lambda x: helper.scaled(x), lambda: setattr(helper, "scale", 3.0)),
+    "slots": (lambda x: x * slotted.scale, lambda: setattr(slotted, "scale", 2.0)),
+    "namespace": (lambda x: x * options.scale, lambda: setattr(options, "scale", 2.0)),
+    "new attribute": (
+        lambda x: x * getattr(options, "factor", 1.0),
+        lambda: setattr(options, "factor", 2.0),
+    ),
+    "item": (
+        lambda x: x * options.parts["scales"][0],
+        lambda: options.parts["scales"].insert(0, 2),
+    ),
+    "object": (lambda x: activation(x), lambda: setattr(activation, "function", torch.tanh)),
+    "array": (lambda x: x * torch.from_numpy(array), _write_to_array),
+    "tensor": (lambda x: x * tensor, lambda: tensor.mul_(2)),
+    "other tensor": (lambda x: x * tensor, _set_global("tensor", torch.arange(3.0))),
+    "set": (lambda x: x * 2 if "double" in switches else x, lambda: switches.add("double")),
+}
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("helper")
+    exec("scale = 1.0\ndef scaled(x): return x * scale", vars(module))
+    values = {
+        "SCALE": 1.0,
+        "loss_of": F.mse_loss,
+        "leaky": functools.partial(F.leaky_relu, negative_slope=0.1),
+        "helper": module,
+        "slotted": Slotted(),
+        "options": argparse.Namespace(scale=1.0, parts={"scales": [1.0]}),
+        "activation": Activation(torch.relu),
+        "array": np.ones(3, np.float32),
+        "tensor": torch.ones(3),
+        "switches": set(),
+    }
+    for name, value in values.items():
+        monkeypatch.setitem(globals(), name, value)
+    monkeypatch.setattr(Config, "scale", 1.0)
+    monkeypatch.setattr(Scaling, "scale", 1.0)
+    monkeypatch.setattr(Scaling, "scaled", Scaling.scaled)
+
+
+class Reads(nn.Module):
+    def __init__(self, code: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.inner = nn.ModuleList([Inner(code)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner[0](self.linear(x))
+
+
+class Inner(nn.Module):
+    def __init__(self, code: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.code = code
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.code(x) + self.code(x * 2)
+
+
+def _hooked(code: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    model[1].register_forward_hook(lambda module, args, output: code(output))
+    return model
+
+
+def _module(make: Callable[..., nn.Module]) -> Callable[..., Any]:
+    return lambda code: snaprt.torch.wrap(make(code))
+
+
+WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "function": lambda code: snaprt.torch.wrap(lambda x: code(x)),
+    "module": _module(Reads),
+    "hook": _module(_hooked),
+    "jit": lambda code: snaprt.torch.jit(lambda x: code(x)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", READS)
+def test_what_code_reads_elsewhere_is_never_stale(what: str, way: str) -> None:
+    code, change = READS[what]
+    call = WAYS[way](code)
+    x = torch.tensor([-1.0, 0.5, 2.0])
+    on_device = x.to(snaprt.torch.device())
+
+    def expected() -> torch.Tensor:
+        if isinstance(call, nn.Module):
+            return snaprt.torch.unwrap(call)(x)
+        return code(x)
+
+    for _ in range(3):
+        before = call(on_device).detach()
+    change()
+    for _ in range(3):
+        after = call(on_device).detach()
+    torch.testing.assert_close(after.cpu(), expected().detach())
+    assert not torch.equal(before, after)
+
+
+@dataclass(frozen=True)
+class Settings:
+    scale: float
+
+
+class Mutable:
+    scale = 1.0
+
+
+@pytest.mark.parametrize("way", [snaprt.torch.wrap, snaprt.torch.jit])
+def test_an_object_among_the_arguments_may_change(way: Callable[..., Any]) -> None:
+    call = way(lambda x, settings: x * settings.scale)
+    x = torch.ones(())
+    mutable = Mutable()
+    for scale in (1.0, 2.0, 2.0, 1.0):
+        mutable.scale = scale
+        for _ in range(2):
+            assert float(call(x, mutable)) == scale
+        assert float(call(x, Settings(scale))) == scale
+
+
+@pytest.mark.parametrize("way", [snaprt.torch.wrap, snaprt.torch.jit])
+def test_values_that_come_back_trace_nothing_again(way: Callable[..., Any]) -> None:
+    runs = itertools.count()
+    functions = [torch.tanh, torch.relu]
+
+    @way
+    def call(x: torch.Tensor) -> torch.Tensor:
+        next(runs)
+        return activation(x)
+
+    x = torch.tensor([-1.0, 2.0])
+    counts = []
+    for step in range(12):
+        activation.function = functions[step % 2]
+        torch.testing.assert_close(call(x).cpu(), functions[step % 2](x))
+        counts.append(repr(runs))
+    assert counts[5] == counts[-1]
+
+
+@pytest.mark.parametrize("way", [snaprt.torch.wrap, snaprt.torch.jit])
+def test_a_count_of_its_own_traces_makes_no_function_stale(way: Callable[..., Any]) -> None:
+    @way
+    def call(x: torch.Tensor) -> torch.Tensor:
+        options.scale += 1
+        return x * 2
+
+    for _ in range(6):
+        call(torch.ones(()))
+    assert options.scale <= 3
+
+
+def test_a_wrapped_function_that_is_traced_again_and_again_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = Mutable()
+    call = snaprt.torch.wrap(lambda x: x * settings.scale)
+    with caplog.at_level(logging.WARNING, "snaprt.torch"):
+        for step in range(8):
+            settings.scale = float(step)
+            assert float(call(torch.ones(()))) == step
+    assert "Mutable.scale changed between calls" in caplog.text
+
+
+def test_a_step_that_assigns_a_tensor_follows_a_container_that_is_replaced() -> None:
+    holder: dict[str, Any] = {"results": {"last": torch.zeros(())}}
+
+    @snaprt.torch.jit
+    def step(x: torch.Tensor) -> None:
+        holder["results"]["last"] = x * 2
+
+    for number in range(6):
+        if number % 2 == 0:
+            holder["results"] = {"last": torch.zeros(()).to(snaprt.torch.device())}
+        step(torch.tensor(float(number)).to(snaprt.torch.device()))
+        assert float(holder["results"]["last"]) == 2 * number
+
+
+def test_values_that_come_back_compile_nothing_again() -> None:
+    model = snaprt.torch.wrap(Reads(lambda x: x * options.scale))
+    x = torch.ones(2, 3).to(snaprt.torch.device())
+    with snaprt.torch.lazy():
+        for step in range(6):
+            options.scale = float(step % 2)
+            loss = model(x).sum()
+            snaprt.mark_step()
+            if step == 3:
+                compiled = metrics.metric_data("Compile")
+            del loss
+    assert metrics.metric_data("Compile") == compiled
