@@ -143,7 +143,7 @@ class _Compiled:
         step = _Step(self._function, structure, flags)
         with traced.lock:
             result = step.run(state, variables, present, tensors)
-        state.take_attributes()
+        state.take_attributes(step.attributes)
         # A step is good for what its code itself has changed: a count of its calls, for example.
         keep_last(state.steps, (key, self._variables.find(structure).constants), step)
         return result
@@ -294,10 +294,14 @@ class _State:
         inside = {name for packed in self._packed for name in packed.tensors}
         self._alone = {name: t for name, t in self.tensors.items() if name not in inside}
 
-    def take_attributes(self) -> None:
-        """Take note of attributes of modules that a trace may have changed."""
+    def take_attributes(self, kept: Sequence[traced.Attribute]) -> None:
+        """Take note of attributes of modules that a trace may have changed.
+
+        Args:
+            kept: Those that each call sets to tensors.
+        """
         for snapshot in self._snapshots:
-            snapshot.take_attributes()
+            snapshot.take_attributes(kept)
 
     def operands(self) -> Any:
         """Return the numbers in the options of all optimizers that are operands.
@@ -404,7 +408,11 @@ def _is_there(gradient: Tensor | None) -> bool:
 
 
 class _Step:
-    """A function compiled for one kind of arguments and state."""
+    """A function compiled for one kind of arguments and state.
+
+    Attributes:
+        attributes: The attributes of modules that forward passes set to tensors.
+    """
 
     def __init__(
         self,
@@ -429,6 +437,8 @@ class _Step:
         self._result: Structure = None
         self._written: list[tuple[str, str]] = []  # tensors that it changes, and their results
         self._kept: list[str] = []  # what becomes of each gradient
+        self.attributes: list[traced.Attribute] = []
+        self._values: Structure = None  # of these attributes
         self._assigned: list[Place] = []  # the variables that it assigns tensors to
 
     def run(
@@ -441,7 +451,7 @@ class _Step:
         args = dict(zip(self._names, map(array_of, tensors), strict=True))
         self._now = state, variables, present, tensors
         try:
-            results, written, packed, gradients, assigned = self._compiled(
+            results, written, packed, gradients, assigned, kept = self._compiled(
                 present.arrays, present.packed_arrays(), args, operands, key
             )
         except gradients_module.NEEDS_VALUES as error:
@@ -465,6 +475,9 @@ class _Step:
         self._set_gradients(present, gradients)
         for place, array in zip(self._assigned, assigned, strict=True):
             variables.set(place, Tensor(array))
+        values = unflatten(self._values, map(Tensor, kept))
+        for (module, attribute), value in zip(self.attributes, values, strict=True):
+            vars(module)[attribute] = value
         return unflatten(self._result, iter([Tensor(result) for result in results]))
 
     def _set_gradients(self, present: _Present, arrays: Sequence[Any]) -> None:
@@ -493,7 +506,7 @@ class _Step:
             ]
             positional, named = unflatten(self._structure, iter(tensors))
             try:
-                with _refusing_draws():
+                with _refusing_draws(), traced.keeping() as attributes:
                     result = self._function(*positional, **named)
             finally:
                 new_values = variables.take_new()
@@ -531,7 +544,11 @@ class _Step:
             self._draws = traced.keys_drawn() > 0
             self._assigned = [place for place, _ in new_values]
             assigned = [array_of(tensor) for _, tensor in new_values]
-        return results, written, new_packed, gradients, assigned
+            self.attributes = [*attributes]
+            inside: list[Any] = []
+            self._values = flatten([*attributes.values()], inside)
+            kept = [array_of(tensor) for tensor in traced.on_device(inside)]
+        return results, written, new_packed, gradients, assigned, kept
 
     def _refuse_effects(self, tensors: Sequence[Tensor], given: Sequence[Any]) -> None:
         """Raise an error where an argument has got other values, or one with history a gradient."""

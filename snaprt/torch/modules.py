@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from snaprt.torch import functions, traced
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
-from snaprt.torch.traced import Place, State, Traced, arguments_of, autocast_type
+from snaprt.torch.traced import Attribute, Place, State, Traced, arguments_of, autocast_type
 from snaprt.torch.variables import Traces, VariablesOf, keep_last
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -290,7 +290,7 @@ class Snapshot:
         self._noted: list[dict[str, Any]] = []
         self.take_attributes()
 
-    def take_attributes(self, kept: Sequence[tuple[str, str]] = ()) -> None:
+    def take_attributes(self, kept: Iterable[Attribute] = ()) -> None:
         """Take note of the attributes of the modules, which a trace may have changed.
 
         Args:
@@ -300,12 +300,14 @@ class Snapshot:
         before = self._noted
         self._attributes = [*map(vars, self._modules)]
         self._noted = [*map(dict, self._attributes)]
-        numbers = {name: number for number, name in enumerate(self.state.modules)}
-        for name, attribute in kept:
-            number = numbers[name]
+        numbers = {module: number for number, module in enumerate(self._modules)}
+        for module, attribute in kept:
+            number = numbers.get(module)
+            if number is None:
+                continue
             self._kept.add((number, attribute))
             then = before[number].get(attribute)
-            if not _are_alike(then, self._noted[number][attribute]):
+            if not _are_alike(then, self._noted[number].get(attribute)):
                 self._noted[number][attribute] = then
 
     def _make_state(self, module: torch.nn.Module) -> State:

@@ -22,6 +22,7 @@ import torch
 from snaprt import jaxapi, metrics
 from snaprt.errors import UsageError
 from snaprt.torch.packs import Gradients, Pack
+from snaprt.torch.structure import flatten
 from snaprt.trace.array import counted_transfer
 
 DTYPES: Final[dict[Any, torch.dtype]] = {
@@ -481,6 +482,17 @@ def arrays_of_gradients(tensors: Sequence[Tensor]) -> list[Any]:
 
 def _array_due(leaf: Tensor, due: Any) -> Any:
     return due.of(leaf) if type(due) is Gradients else due
+
+
+def has_tracer(value: Any) -> bool:
+    """Return whether a value is or contains a tensor whose array is known to a trace only."""
+    tensors: list[torch.Tensor] = []
+    try:
+        flatten(value, tensors)
+    except UsageError:
+        return False
+    with plainly():
+        return any(type(t) is Tensor and isinstance(t.box.array, jaxapi.Tracer) for t in tensors)
 
 
 def array_of(tensor: Tensor) -> Any:

@@ -40,6 +40,7 @@ from snaprt.torch.tensors import (
     Tensor,
     array_of,
     constant_of,
+    has_tracer,
     host_values,
     plainly,
     read_again,
@@ -105,7 +106,7 @@ class Traced:
         first: What `first_of_each` returned for the arguments.
 
     Attributes:
-        kept: The attributes of modules that a call sets to tensors: names of both.
+        kept: The attributes of modules that a call sets to tensors.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Traced:
         self._written: dict[int, int] = {}
         self._writes: list[int] = []
         self._replaced: list[Any] = []
-        self.kept: list[tuple[str, str]] = []
+        self.kept: list[Attribute] = []
         self._vary([i for i, needed in enumerate(needs_gradient) if needed])
 
     def call(self, arguments: Sequence[Tensor]) -> Any:
@@ -194,18 +195,10 @@ class Traced:
             else:
                 leaves.append(next(given) if kind is _RESULT else Tensor(next(rest)))
         result, kept = unflatten(self._result, iter(leaves))
-        if kept:
-            self._keep(kept)
+        for (module, attribute), value in zip(self.kept, kept, strict=True):
+            _note_kept(module, attribute, value)
+            vars(module)[attribute] = value
         return result
-
-    def _keep(self, values: Sequence[Any]) -> None:
-        """Set the attributes of modules that the forward pass has set."""
-        tensors: list[Any] = []
-        flatten(values, tensors)
-        if any(isinstance(tensor.box.array, jaxapi.Tracer) for tensor in tensors):
-            raise _keeps_a_tensor(*self.kept[0])
-        for (name, attribute), value in zip(self.kept, values, strict=True):
-            vars(self._state.modules[name])[attribute] = value
 
     def _evaluate(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
         """Run the Python code of the function, on tracers, as a JAX function."""
@@ -305,8 +298,8 @@ class Traced:
 
     def _attributes_kept(
         self, before: dict[str, dict[str, Any]], tensors: list[Any]
-    ) -> dict[tuple[str, str], Any]:
-        """Return what the forward pass has set attributes to, by the names of module and attribute.
+    ) -> dict[Attribute, Any]:
+        """Return what the forward pass has set attributes to.
 
         Lists of a module's own parameters, as recurrent modules keep them, are none of that.
 
@@ -314,7 +307,7 @@ class Traced:
             UsageError: It has added a tensor to what was there before.
         """
         state = {id(tensor) for tensor in tensors[: len(self._state.tensors)]}
-        kept: dict[tuple[str, str], Any] = {}
+        kept: dict[Attribute, Any] = {}
         for name, module in self._state.modules.items():
             for attribute, inside in _changed_in(module, before[name]):
                 if all(id(tensor) in state for tensor in inside):
@@ -323,7 +316,7 @@ class Traced:
                 is_added_to = value is before[name].get(attribute)
                 if is_added_to or any(isinstance(tensor, Tensor) for tensor in inside):
                     raise _keeps_a_tensor(name, attribute)
-                kept[name, attribute] = value
+                kept[module, attribute] = value
         return kept
 
     def _changes_of_state(self, tensors: list[Any]) -> dict[int, Any]:
@@ -451,8 +444,7 @@ def _changed_in(
 def _keeps_a_tensor(name: str, attribute: str) -> UsageError:
     where = f"{name}.{attribute}" if name else attribute
     return UsageError(
-        f"the forward pass adds a tensor to the contents of attribute {where!r} of its module, or "
-        "sets the attribute while snaprt.torch.jit compiles it",
+        f"the forward pass adds a tensor to the contents of attribute {where!r} of its module",
         hint="return the tensor, or register a buffer for it: "
         f"self.register_buffer({attribute!r}, ...)",
     )
@@ -467,6 +459,54 @@ def _without_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+Attribute = tuple[torch.nn.Module, str]
+
+
+class _Kept(threading.local):
+    """What attributes were before they were set, while `keeping` notes it in this thread."""
+
+    before: dict[Attribute, Any] | None = None
+
+
+_kept = _Kept()
+_ABSENT: Final = object()
+
+
+def _note_kept(module: torch.nn.Module, attribute: str, value: Any) -> None:
+    """Note that a call sets an attribute of a module.
+
+    Raises:
+        UsageError: A trace of JAX would leave a tracer there.
+    """
+    if _kept.before is not None:
+        _kept.before.setdefault((module, attribute), vars(module).get(attribute, _ABSENT))
+    elif has_tracer(value):
+        raise UsageError(
+            f"the forward pass of {type(module).__name__} sets its attribute {attribute!r} to a "
+            "tensor while JAX traces it",
+            hint="compile the step with snaprt.torch.jit, or return the tensor",
+        )
+
+
+@contextmanager
+def keeping() -> Iterator[dict[Attribute, Any]]:
+    """Give attributes that calls set to tensors their old values at the end.
+
+    Yields:
+        What they were set to, known at the end.
+    """
+    outer, _kept.before = _kept.before, {}
+    after: dict[Attribute, Any] = {}
+    try:
+        yield after
+    finally:
+        before, _kept.before = _kept.before, outer
+        for (module, attribute), value in before.items():
+            after[module, attribute] = vars(module).pop(attribute, None)
+            if value is not _ABSENT:
+                vars(module)[attribute] = value
 
 
 class _Depth(threading.local):

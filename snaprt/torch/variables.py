@@ -24,10 +24,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.torch.structure import Static, Structure, are_the_same, flatten, statics_in
-from snaprt.torch.tensors import Tensor, plainly
+from snaprt.torch.structure import Static, Structure, are_the_same, statics_in
+from snaprt.torch.tensors import Tensor, has_tracer
 
 _log = logging.getLogger("snaprt.torch")
 
@@ -189,12 +188,12 @@ class Variables:
         new: list[tuple[Place, Any]] = []
         for number, (slot, before) in enumerate(zip(self._slots, self._values, strict=True)):
             value = slot.get()
-            if value is not before and _has_tracer(value):
+            if value is not before and has_tracer(value):
                 new.append((number, value))
                 slot.set(before)
         for number, (holder, size) in enumerate(zip(self._holders, self._sizes, strict=True)):
             keys = [*holder][size:] if isinstance(holder, dict) else range(size, len(holder))
-            added = [((number, key), holder[key]) for key in keys if _has_tracer(holder[key])]
+            added = [((number, key), holder[key]) for key in keys if has_tracer(holder[key])]
             for (_, key), _ in reversed(added):
                 del holder[key]
             new += added
@@ -309,16 +308,6 @@ def _are_alike(now: Any, then: Any) -> bool:
     return now is then or (
         kind is type(then) and (kind in _PLAIN or isinstance(now, torch.Tensor | np.ndarray))
     )
-
-
-def _has_tracer(value: Any) -> bool:
-    tensors: list[torch.Tensor] = []
-    try:
-        flatten(value, tensors)
-    except UsageError:
-        return False
-    with plainly():
-        return any(type(t) is Tensor and isinstance(t.box.array, jaxapi.Tracer) for t in tensors)
 
 
 class _Search:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 import torch
 from torch import nn
@@ -167,10 +168,13 @@ def test_a_module_may_start_anew_after_each_call() -> None:
         torch.testing.assert_close(ours.hidden.detach().cpu(), module.hidden.detach())
 
 
-def test_a_compiled_function_does_not_set_attributes() -> None:
+def test_a_forward_pass_that_jax_traces_does_not_set_attributes() -> None:
     model = snaprt.torch.wrap(Layer())
-    step = snaprt.torch.jit(lambda x: model(x).sum())
-    x = torch.ones(2, 3, device=snaprt.torch.device())
-    step(x)
-    with pytest.raises(UsageError, match="attribute"):
-        step(x)
+
+    @jax.jit
+    def forward(x: jax.Array) -> jax.Array:
+        return snaprt.torch.to_jax(model(snaprt.torch.to_torch(x)).detach())
+
+    with pytest.raises(UsageError, match="sets its attribute 'penalty' to a tensor while JAX"):
+        forward(jax.numpy.ones((2, 3)))
+    assert model.penalty is None

@@ -505,3 +505,50 @@ def test_parts_of_one_module_and_another_module_may_have_one_name() -> None:
         return [float(run(_batch(number))) for number in range(STEPS)]
 
     _assert_same(program)
+
+
+class _Expert(nn.Module):
+    """Keeps a part of the loss, as mixtures of experts do, and what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.balance: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.balance = y.square().mean()
+        self.seen = {"mean": y.detach().mean(0)}
+        return x + y.tanh()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_forward_passes_may_set_attributes_to_tensors(normalize: bool) -> None:
+    traces: list[int] = []
+
+    def program(jit: Any) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(_Expert(), nn.Sequential(_Expert()))
+        experts: Any = [model[0], model[1][0]]  # type: ignore[index]
+        if normalize:
+            torch.nn.utils.spectral_norm(experts[1].linear)
+        model = jit.wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        runs = itertools.count()
+
+        @jit
+        def step(x: torch.Tensor) -> torch.Tensor:
+            next(runs)
+            loss = model(x).square().mean() + sum(expert.balance for expert in experts)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        losses = [float(step(_batch(number))) for number in range(STEPS)]
+        kept = [[expert.balance.detach(), expert.seen["mean"]] for expert in experts]
+        traces.append(next(runs))
+        return losses, [tensor.cpu() for each in kept for tensor in each]
+
+    _assert_same(program)
+    assert traces[0] <= 4
