@@ -313,8 +313,8 @@ class _State:
 
     def _numbers(self) -> Iterator[list[float]]:
         for optimizer in self.optimizers:
-            rates = rates_of(optimizer)
-            if rates is None or not optimizers.can_be_compiled(optimizer):
+            rates = rates_of(optimizer) if optimizers.can_be_compiled(optimizer) else None
+            if rates is None:
                 raise UsageError(
                     f"snaprt.torch.jit cannot compile steps of {type(optimizer).__name__}",
                     hint="compile the part before optimizer.step(), and call it outside",

@@ -63,7 +63,9 @@ class Slot:
         try:
             if self.key is None:
                 return self.holder.cell_contents
-            if isinstance(self.holder, _CONTAINERS):
+            if isinstance(self.holder, dict):
+                return dict.get(self.holder, self.key)  # a subclass may make what is not there
+            if isinstance(self.holder, list | tuple):
                 return self.holder[self.key]
             if isinstance(self.holder, type):
                 return vars(self.holder)[self.key]
@@ -192,7 +194,7 @@ class Variables:
                 new.append((number, value))
                 slot.set(before)
         for number, (holder, size) in enumerate(zip(self._holders, self._sizes, strict=True)):
-            keys = [*holder][size:] if isinstance(holder, dict) else range(size, len(holder))
+            keys = _keys(holder)[size:]
             added = [((number, key), holder[key]) for key in keys if has_tracer(holder[key])]
             for (_, key), _ in reversed(added):
                 del holder[key]
@@ -323,6 +325,7 @@ class _Search:
         self._is_watched = is_watched
         self._seen: dict[int, tuple[Any, bool]] = {}
         self._methods_of: set[int] = set()
+        self._of_classes: set[tuple[type, str]] = set()
         self._parts: set[int] = set()  # of modules that were found
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -348,21 +351,36 @@ class _Search:
                 self.modules.append(value)
                 self._parts |= {*map(id, value.modules())}
             holder, slots = self._slots_in(name, value)
+            slots += self._slots_of_class(value if isinstance(value, type) else type(value))
             others = self._others_in(value)
-            pending += [(slot.name, each, is_fixed) for slot in slots for each in _behind(slot)]
-            pending += [(name, other, is_fixed) for other in others]
-            if is_fixed or self._is_watched_elsewhere(value):
-                slots = [slot for slot in slots if isinstance(slot.get(), torch.Tensor)]
-            elif holder is not None:
+            for slot in slots:
+                is_constant = is_fixed or _is_installed(_module_of(slot.holder))
+                pending += [(slot.name, each, is_constant) for each in _behind(slot.get())]
+            pending += [(name, each, is_fixed) for other in others for each in _behind(other)]
+            if holder is not None and self._may_change(holder, value, is_fixed=is_fixed):
                 self.holders[id(holder)] = holder
             fixed = [i for i, other in enumerate(others) if isinstance(other, torch.Tensor)]
-            self.slots += [*slots, *[Slot(others, i, f"{name}[{i}]") for i in fixed]]
+            self.slots += [
+                slot
+                for slot in slots
+                if self._may_change(slot.holder, value, is_fixed=is_fixed)
+                or isinstance(slot.get(), torch.Tensor)
+            ]
+            self.slots += [Slot(others, i, f"{name}[{i}]") for i in fixed]
 
-    def _is_watched_elsewhere(self, value: Any) -> bool:
-        """Return whether this is a module whose attributes somebody watches, or a part of one."""
-        return isinstance(value, torch.nn.Module) and (
-            self._is_watched or all(value is not module for module in self.modules)
-        )
+    def _may_change(self, holder: Any, of: Any, *, is_fixed: bool) -> bool:
+        """Return whether what a holder has is to be compared; others watch attributes of modules.
+
+        Args:
+            holder: What has variables.
+            of: The value that they belong to.
+            is_fixed: Whether an installed package has this value.
+        """
+        if isinstance(holder, type):
+            return not _is_installed(holder.__module__)
+        if isinstance(of, torch.nn.Module):
+            return not self._is_watched and any(of is module for module in self.modules)
+        return not is_fixed
 
     def _slots_in(self, name: str, value: Any) -> tuple[Any, list[Slot]]:
         """Return the variables of a function, an object or a container, and what may get more."""
@@ -374,20 +392,15 @@ class _Search:
             names = _names_in(value.__code__)
             self._names |= names.attributes
             return value.__globals__, [*free, *_by_name(value.__globals__, "", names.variables)]
-        if isinstance(value, list | tuple):
-            indices = range(min(len(value), _MAX_ITEMS))
-            return value, [Slot(value, index, f"{name}[{index}]") for index in indices]
-        if isinstance(value, dict):
-            return value, [Slot(value, key, f"{name}[{key!r}]") for key in [*value][:_MAX_ITEMS]]
+        if isinstance(value, _CONTAINERS):
+            keys = _keys(value)[:_MAX_ITEMS]
+            return value, [Slot(value, key, f"{name}[{key!r}]") for key in keys]
         if isinstance(value, types.ModuleType):
             if not _is_followed(value.__name__):
                 return None, []
             return vars(value), _by_name(vars(value), f"{value.__name__}.", self._names)
         if isinstance(value, type):
-            if not _is_followed(value.__module__):
-                return None, []
-            found = sorted(self._names & vars(value).keys())
-            return None, [Slot(value, key, f"{value.__name__}.{key}") for key in found]
+            return None, []
         if callable(value) and type(value).__module__ in _CALLABLES:
             return None, []
         of = f"{type(value).__name__}."
@@ -396,6 +409,15 @@ class _Search:
         found = sorted(self._names & {*_slots_of(type(value))})
         return attributes, [*slots, *[Slot(value, key, f"{of}{key}") for key in found]]
 
+    def _slots_of_class(self, kind: type) -> Iterator[Slot]:
+        """Yield the attributes of a class and its bases, once each."""
+        for each in kind.__mro__:
+            if _is_followed(each.__module__):
+                for key in sorted(self._names & vars(each).keys()):
+                    if (each, key) not in self._of_classes:
+                        self._of_classes.add((each, key))
+                        yield Slot(each, key, f"{each.__name__}.{key}")
+
     def _others_in(self, value: Any) -> list[Any]:
         """Return what else to look into, which does not change: functions, arguments, items."""
         if isinstance(value, functools.partial):
@@ -403,23 +425,41 @@ class _Search:
         if inspect.ismethod(value):
             self._methods_of.add(id(value.__self__))
             return [value.__func__, value.__self__]
+        wrapped = getattr(value, "__dict__", {}).get("__wrapped__")
         if inspect.isfunction(value):
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            return [getattr(value, "__wrapped__", None), *defaults]
+            return [wrapped, *defaults]
         if isinstance(value, type):
-            return [base for base in value.__bases__ if _is_followed(base.__module__)]
-        if not _is_followed(type(value).__module__):
-            followed: list[Any] = []
-        elif callable(value) and id(value) not in self._methods_of:
-            # An object may be called, but hardly by its own methods.
-            is_module = isinstance(value, torch.nn.Module)
-            followed = [type(value), getattr(type(value), "forward" if is_module else "__call__")]
-        else:
-            followed = [type(value)]
+            making = () if _is_installed(value.__module__) else _OF_NEW_OBJECTS
+            return _implicit_methods(value, (*_OF_CLASSES, *making))
+        # An object may be called, but hardly by its own methods.
+        also = _OF_OBJECTS if id(value) not in self._methods_of else ()
+        others = [wrapped, *_implicit_methods(type(value), also)]
         if isinstance(value, torch.nn.Module):
-            followed += value._modules.values()
-            followed += [hook for name in _FORWARD_HOOKS for hook in vars(value)[name].values()]
-        return followed
+            others += value._modules.values()
+            others += [hook for name in _FORWARD_HOOKS for hook in vars(value)[name].values()]
+        return others
+
+
+#: Methods that are called where the name of a class is, or an object: by PyTorch, too.
+_OF_CLASSES: Final = ("forward", "backward", "setup_context", "jvp")
+_OF_NEW_OBJECTS: Final = ("__init__", "__post_init__")  # not of installed ones: they lead far
+_OF_OBJECTS: Final = ("__call__", "forward")
+#: Methods that run where their names are not, and that matter to what is computed.
+_OF_ALL: Final = (
+    *("__getattr__", "__getitem__", "__setitem__", "__len__", "__iter__", "__next__"),
+    *("__contains__", "__enter__", "__exit__", "__bool__", "__float__", "__int__", "__index__"),
+    *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__"),
+    *("__rtruediv__", "__pow__", "__rpow__", "__matmul__", "__rmatmul__", "__neg__"),
+)
+
+
+def _implicit_methods(kind: type, also: Sequence[str]) -> list[Any]:
+    found: list[Any] = []
+    for each in kind.__mro__:
+        if _is_followed(each.__module__):
+            found += [vars(each)[name] for name in (*also, *_OF_ALL) if name in vars(each)]
+    return found
 
 
 def _module_of(value: Any) -> str | None:
@@ -436,6 +476,12 @@ def _by_name(holder: dict[str, Any], of: str, names: Set[str]) -> list[Slot]:
     return [Slot(holder, name, f"{of}{name}") for name in found if not name.startswith("__")]
 
 
+def _keys(container: dict[Any, Any] | Sequence[Any]) -> list[Any]:
+    if isinstance(container, dict):
+        return [*dict.keys(container)]
+    return [*range(len(container))]
+
+
 def _slots_of(kind: type) -> Iterator[str]:
     """Yield the attributes that ``__slots__`` of a class names."""
     for each in kind.__mro__:
@@ -443,9 +489,8 @@ def _slots_of(kind: type) -> Iterator[str]:
         yield from (names,) if isinstance(names, str) else names
 
 
-def _behind(slot: Slot) -> list[Any]:
+def _behind(value: Any) -> list[Any]:
     """Return the functions behind an attribute of a class, or the value of another variable."""
-    value = slot.get()
     if isinstance(value, property):
         return [function for function in (value.fget, value.fset) if function is not None]
     if isinstance(value, staticmethod | classmethod):

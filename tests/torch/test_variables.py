@@ -1,6 +1,7 @@
 """What code reads besides its arguments is never stale in a wrapped or compiled function."""
 
 import argparse
+import collections
 import functools
 import itertools
 import logging
@@ -55,6 +56,36 @@ class Activation:
         return self.function(x)
 
 
+class ScaledGradient(torch.autograd.Function):
+    """Reads a global in code that PyTorch calls."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * SCALE
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * SCALE
+
+
+class Scaled:
+    """Reads a global where an object is made, and where an operator is applied to it."""
+
+    def __init__(self) -> None:
+        self.scale = SCALE
+
+    def __mul__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale * SCALE
+
+
+class Made(collections.OrderedDict[str, Any]):
+    """Makes what is asked for, and must not be asked without need."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+made = Made(scale=lambda: SCALE)
 LEAKIER = functools.partial(F.leaky_relu, negative_slope=0.5)
 
 
@@ -69,6 +100,9 @@ def _set_global(name: str, value: Any) -> Callable[[], None]:
 # By name: what the code does, and what changes then.
 READS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], Any]]] = {
     "global": (lambda x: x * SCALE, _set_global("SCALE", 2.0)),
+    "autograd": (lambda x: ScaledGradient.apply(x), _set_global("SCALE", 2.0)),
+    "object that is made": (lambda x: Scaled() * x, _set_global("SCALE", 3.0)),
+    "dictionary that makes values": (lambda x: x * made["scale"], _set_global("SCALE", 4.0)),
     "sign of zero": (lambda x: x / (x * 0 + SCALE), _set_global("SCALE", -0.0)),
     "function": (lambda x: loss_of(x, x * 0), _set_global("loss_of", F.l1_loss)),
     "partial": (
@@ -183,6 +217,15 @@ def test_what_code_reads_elsewhere_is_never_stale(what: str, way: str) -> None:
     after = [call(on_device).detach() for _ in range(3)][-1]
     torch.testing.assert_close(after.cpu(), expected().detach())
     assert not torch.equal(before, after)
+
+
+def test_nothing_is_made_to_look_at_it() -> None:
+    runs = itertools.count()
+    values = Made(scale=lambda: 2.0, other=lambda: next(runs))
+    call = snaprt.torch.wrap(lambda x: x * values["scale"])
+    for _ in range(2):
+        assert float(call(torch.ones(()))) == 2
+    assert repr(runs) == "count(0)"
 
 
 @dataclass(frozen=True)
