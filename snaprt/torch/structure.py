@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -106,13 +107,11 @@ class Static:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        try:
-            hash(value)
-            if isinstance(value, torch.Tensor):  # which are compared element by element
-                raise TypeError
-            self._key: Any = (type(value), value)
-        except TypeError:
-            self._key = (type(value), id(value))
+        self._key: Any = (type(value), id(value))
+        if not issubclass(type(value), torch.Tensor):  # which are compared element by element
+            with contextlib.suppress(Exception):  # whatever an object of the user's raises
+                hash(value)
+                self._key = (type(value), value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and bool(self._key == other._key)

@@ -10,9 +10,9 @@ A trace is good for the values that these variables had: plain ones by value, ot
 from __future__ import annotations
 
 import collections
+import contextlib
 import dis
 import functools
-import inspect
 import logging
 import sys
 import types
@@ -63,21 +63,21 @@ class Slot:
         try:
             if self.key is None:
                 return self.holder.cell_contents
-            if isinstance(self.holder, dict):
+            if _is(self.holder, dict):
                 return dict.get(self.holder, self.key)  # a subclass may make what is not there
-            if isinstance(self.holder, list | tuple):
+            if _is(self.holder, list | tuple):
                 return self.holder[self.key]
-            if isinstance(self.holder, type):
+            if _is(self.holder, type):
                 return vars(self.holder)[self.key]
             return getattr(self.holder, self.key)
-        except (LookupError, AttributeError, ValueError):
+        except Exception:  # an attribute may be computed, and raise whatever it wants
             return None
 
     def set(self, value: Any) -> None:
         """Set the variable."""
         if self.key is None:
             self.holder.cell_contents = value
-        elif isinstance(self.holder, dict | list):
+        elif _is(self.holder, dict | list):
             self.holder[self.key] = value
         else:
             setattr(self.holder, self.key, value)
@@ -162,7 +162,7 @@ class Variables:
         self.tensors = {
             f"variable{number}.{slot.name}": value
             for number, (slot, value) in enumerate(pairs)
-            if isinstance(value, Tensor)
+            if _is(value, Tensor)
         }
         self.constants = Constants(
             tuple([(slot.name, _described(value), _contents(value)) for slot, value in pairs])
@@ -201,7 +201,7 @@ class Variables:
             new += added
         for place, value in new:
             slot = self._slot_at(place)
-            if not isinstance(value, Tensor) or isinstance(slot.holder, list):
+            if not _is(value, Tensor) or _is(slot.holder, list):
                 raise UsageError(
                     f"a function compiled by snaprt.torch.jit puts a tensor into {slot.name}",
                     hint="return the tensor, and store it outside of the function",
@@ -284,13 +284,18 @@ _MAX_TRACES: Final = 256
 _DATA: Final = (torch.Tensor, np.ndarray, set, frozenset)
 
 
+def _is(value: Any, kinds: Any) -> bool:
+    """Return whether a value is an instance, without asking it: proxies answer for others."""
+    return issubclass(type(value), kinds)
+
+
 def _contents(value: Any) -> Any:
     """Return what changes when a tensor of the CPU, a small array or a set is written to."""
-    if isinstance(value, torch.Tensor):
-        return None if isinstance(value, Tensor) else value._version
-    if isinstance(value, np.ndarray) and value.size <= _MAX_ITEMS and not value.dtype.hasobject:
+    if _is(value, torch.Tensor):
+        return None if _is(value, Tensor) else value._version
+    if _is(value, np.ndarray) and value.size <= _MAX_ITEMS and not value.dtype.hasobject:
         return value.tobytes()
-    return frozenset(value) if isinstance(value, set) else None
+    return frozenset(value) if _is(value, set) else None
 
 
 def _described(value: Any) -> Any:
@@ -298,9 +303,9 @@ def _described(value: Any) -> Any:
     if type(value) in _PLAIN:
         # NaN equals itself, and 0.0 not -0.0.
         return type(value), value.hex() if type(value) is float else value
-    if isinstance(value, Tensor):
+    if _is(value, Tensor):
         return Tensor
-    if isinstance(value, _CONTAINERS) and len(value) <= _MAX_ITEMS:
+    if _is(value, _CONTAINERS) and len(value) <= _MAX_ITEMS:
         return type(value), len(value)
     return Static(value)
 
@@ -308,7 +313,7 @@ def _described(value: Any) -> Any:
 def _are_alike(now: Any, then: Any) -> bool:
     kind = type(now)
     return now is then or (
-        kind is type(then) and (kind in _PLAIN or isinstance(now, torch.Tensor | np.ndarray))
+        kind is type(then) and (kind in _PLAIN or _is(now, torch.Tensor | np.ndarray))
     )
 
 
@@ -337,36 +342,49 @@ class _Search:
         pending = collections.deque([("", value, False) for value in values])
         while pending:
             name, value, is_fixed = pending.popleft()
-            if type(value) in _PLAIN or isinstance(value, _DATA):
-                continue
-            is_fixed = is_fixed or _is_installed(_module_of(value))
-            _, was_fixed = self._seen.get(id(value), (None, None))
-            if was_fixed is False or was_fixed is is_fixed:
-                continue
-            self._seen[id(value)] = value, is_fixed
-            if isinstance(value, torch.optim.Optimizer):
-                self.optimizers += [value] if was_fixed is None else []
-                continue
-            if isinstance(value, torch.nn.Module) and id(value) not in self._parts:
-                self.modules.append(value)
-                self._parts |= {*map(id, value.modules())}
-            holder, slots = self._slots_in(name, value)
-            slots += self._slots_of_class(value if isinstance(value, type) else type(value))
-            others = self._others_in(value)
-            for slot in slots:
-                is_constant = is_fixed or _is_installed(_module_of(slot.holder))
-                pending += [(slot.name, each, is_constant) for each in _behind(slot.get())]
-            pending += [(name, each, is_fixed) for other in others for each in _behind(other)]
-            if holder is not None and self._may_change(holder, value, is_fixed=is_fixed):
-                self.holders[id(holder)] = holder
-            fixed = [i for i, other in enumerate(others) if isinstance(other, torch.Tensor)]
-            self.slots += [
-                slot
-                for slot in slots
-                if self._may_change(slot.holder, value, is_fixed=is_fixed)
-                or isinstance(slot.get(), torch.Tensor)
-            ]
-            self.slots += [Slot(others, i, f"{name}[{i}]") for i in fixed]
+            with contextlib.suppress(Exception):  # whatever an object of the user raises
+                pending += self._look_at(name, value, is_fixed=is_fixed)
+
+    def _look_at(self, name: str, value: Any, *, is_fixed: bool) -> list[tuple[str, Any, bool]]:
+        """Note the variables that a value has, and return what to look at then.
+
+        Args:
+            name: What it is called.
+            value: The value.
+            is_fixed: Whether an installed package has it, whose variables do not change.
+        """
+        if type(value) in _PLAIN or _is(value, _DATA):
+            return []
+        is_fixed = is_fixed or _is_installed(_module_of(value))
+        _, was_fixed = self._seen.get(id(value), (None, None))
+        if was_fixed is False or was_fixed is is_fixed:
+            return []
+        self._seen[id(value)] = value, is_fixed
+        if _is(value, torch.optim.Optimizer):
+            self.optimizers += [value] if was_fixed is None else []
+            return []
+        if _is(value, torch.nn.Module) and id(value) not in self._parts:
+            self.modules.append(value)
+            self._parts |= {*map(id, value.modules())}
+        holder, slots = self._slots_in(name, value)
+        slots += self._slots_of_class(value if _is(value, type) else type(value))
+        others = self._others_in(value)
+        if holder is not None and self._may_change(holder, value, is_fixed=is_fixed):
+            self.holders[id(holder)] = holder
+        self.slots += [
+            slot
+            for slot in slots
+            if self._may_change(slot.holder, value, is_fixed=is_fixed)
+            or _is(slot.get(), torch.Tensor)
+        ]
+        tensors = [i for i, other in enumerate(others) if _is(other, torch.Tensor)]
+        self.slots += [Slot(others, i, f"{name}[{i}]") for i in tensors]
+        of_slots = [
+            (slot.name, each, is_fixed or _is_installed(_module_of(slot.holder)))
+            for slot in slots
+            for each in _behind(slot.get())
+        ]
+        return of_slots + [(name, each, is_fixed) for other in others for each in _behind(other)]
 
     def _may_change(self, holder: Any, of: Any, *, is_fixed: bool) -> bool:
         """Return whether what a holder has is to be compared; others watch attributes of modules.
@@ -376,15 +394,15 @@ class _Search:
             of: The value that they belong to.
             is_fixed: Whether an installed package has this value.
         """
-        if isinstance(holder, type):
+        if _is(holder, type):
             return not _is_installed(holder.__module__)
-        if isinstance(of, torch.nn.Module):
+        if _is(of, torch.nn.Module):
             return not self._is_watched and any(of is module for module in self.modules)
         return not is_fixed
 
     def _slots_in(self, name: str, value: Any) -> tuple[Any, list[Slot]]:
         """Return the variables of a function, an object or a container, and what may get more."""
-        if inspect.isfunction(value):
+        if type(value) is types.FunctionType:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             free = [Slot(cell, None, variable) for variable, cell in cells]
             if not _is_followed(_module_of(value)):
@@ -392,14 +410,14 @@ class _Search:
             names = _names_in(value.__code__)
             self._names |= names.attributes
             return value.__globals__, [*free, *_by_name(value.__globals__, "", names.variables)]
-        if isinstance(value, _CONTAINERS):
+        if _is(value, _CONTAINERS):
             keys = _keys(value)[:_MAX_ITEMS]
             return value, [Slot(value, key, f"{name}[{key!r}]") for key in keys]
-        if isinstance(value, types.ModuleType):
+        if _is(value, types.ModuleType):
             if not _is_followed(value.__name__):
                 return None, []
             return vars(value), _by_name(vars(value), f"{value.__name__}.", self._names)
-        if isinstance(value, type):
+        if _is(value, type):
             return None, []
         if callable(value) and type(value).__module__ in _CALLABLES:
             return None, []
@@ -420,22 +438,22 @@ class _Search:
 
     def _others_in(self, value: Any) -> list[Any]:
         """Return what else to look into, which does not change: functions, arguments, items."""
-        if isinstance(value, functools.partial):
+        if _is(value, functools.partial):
             return [value.func, *value.args, *value.keywords.values()]
-        if inspect.ismethod(value):
+        if type(value) is types.MethodType:
             self._methods_of.add(id(value.__self__))
             return [value.__func__, value.__self__]
         wrapped = getattr(value, "__dict__", {}).get("__wrapped__")
-        if inspect.isfunction(value):
+        if type(value) is types.FunctionType:
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             return [wrapped, *defaults]
-        if isinstance(value, type):
+        if _is(value, type):
             making = () if _is_installed(value.__module__) else _OF_NEW_OBJECTS
             return _implicit_methods(value, (*_OF_CLASSES, *making))
         # An object may be called, but hardly by its own methods.
         also = _OF_OBJECTS if id(value) not in self._methods_of else ()
         others = [wrapped, *_implicit_methods(type(value), also)]
-        if isinstance(value, torch.nn.Module):
+        if _is(value, torch.nn.Module):
             others += value._modules.values()
             others += [hook for name in _FORWARD_HOOKS for hook in vars(value)[name].values()]
         return others
@@ -464,11 +482,11 @@ def _implicit_methods(kind: type, also: Sequence[str]) -> list[Any]:
 
 def _module_of(value: Any) -> str | None:
     """Return the name of the Python module whose code or variables this is."""
-    if inspect.isfunction(value):
+    if type(value) is types.FunctionType:
         return value.__globals__.get("__name__")
-    if isinstance(value, types.ModuleType):
+    if _is(value, types.ModuleType):
         return value.__name__
-    return value.__module__ if isinstance(value, type) else None
+    return value.__module__ if _is(value, type) else None
 
 
 def _by_name(holder: dict[str, Any], of: str, names: Set[str]) -> list[Slot]:
@@ -476,8 +494,8 @@ def _by_name(holder: dict[str, Any], of: str, names: Set[str]) -> list[Slot]:
     return [Slot(holder, name, f"{of}{name}") for name in found if not name.startswith("__")]
 
 
-def _keys(container: dict[Any, Any] | Sequence[Any]) -> list[Any]:
-    if isinstance(container, dict):
+def _keys(container: Any) -> list[Any]:
+    if _is(container, dict):
         return [*dict.keys(container)]
     return [*range(len(container))]
 
@@ -491,11 +509,11 @@ def _slots_of(kind: type) -> Iterator[str]:
 
 def _behind(value: Any) -> list[Any]:
     """Return the functions behind an attribute of a class, or the value of another variable."""
-    if isinstance(value, property):
+    if _is(value, property):
         return [function for function in (value.fget, value.fset) if function is not None]
-    if isinstance(value, staticmethod | classmethod):
+    if _is(value, staticmethod | classmethod):
         return [value.__func__]
-    if isinstance(value, functools.cached_property):
+    if _is(value, functools.cached_property):
         return [value.func]
     return [value]
 

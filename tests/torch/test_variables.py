@@ -228,6 +228,31 @@ def test_nothing_is_made_to_look_at_it() -> None:
     assert repr(runs) == "count(0)"
 
 
+class Hostile:
+    """Raises, whatever is asked of it but for one attribute."""
+
+    scale = 2.0
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("nobody asked")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("nobody asked")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("nobody asked")
+
+
+def test_objects_that_raise_when_they_are_looked_at_do_no_harm() -> None:
+    hostile = Hostile()
+    call = snaprt.torch.wrap(lambda x: x * hostile.scale * SCALE)
+    for scale in (1.0, 3.0):
+        globals()["SCALE"] = scale
+        for _ in range(2):
+            assert float(call(torch.ones(()))) == 2 * scale
+
+
 @dataclass(frozen=True)
 class Settings:
     scale: float
