@@ -506,7 +506,7 @@ class _Step:
             ]
             positional, named = unflatten(self._structure, iter(tensors))
             try:
-                with _refusing_draws(), traced.keeping() as attributes:
+                with _refusing_draws(variables), traced.keeping() as attributes:
                     result = self._function(*positional, **named)
             finally:
                 new_values = variables.take_new()
@@ -583,17 +583,23 @@ class _WithoutGenerators(TorchFunctionMode):
 
 
 @contextmanager
-def _refusing_draws() -> Iterator[None]:
+def _refusing_draws(variables: Variables) -> Iterator[None]:
     """Raise an error if random numbers are drawn that are not those of the step's key.
+
+    Args:
+        variables: Where generators of Python and NumPy may be.
 
     Raises:
         UsageError: They are, for a tensor of the CPU or by a generator.
     """
     before = torch.get_rng_state()
+    states = variables.states_of_generators()
     with _WithoutGenerators():
         yield
-    if not torch.equal(before, torch.get_rng_state()):
+    by_torch = not torch.equal(before, torch.get_rng_state())
+    if by_torch:
         torch.set_rng_state(before)
+    if by_torch or states != variables.states_of_generators():
         raise UsageError(
             "a function compiled by snaprt.torch.jit draws random numbers on the CPU; each call "
             "would get the same numbers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
@@ -16,6 +17,8 @@ from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Attribute, Place, State, Traced, arguments_of, autocast_type
 from snaprt.torch.variables import Traces, VariablesOf, keep_last
+
+_log = logging.getLogger("snaprt.torch")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -206,6 +209,7 @@ class Calls:
         self._name = f"torch_{name.strip('_<>')}"
         self._snapshots: list[Snapshot] = []
         self._traces = Traces(f"snaprt.torch.wrap has traced {name}")
+        self._draws = False  # random numbers of Python or NumPy
 
     def run(
         self,
@@ -219,9 +223,9 @@ class Calls:
         grad_mode = torch.is_grad_enabled()
         arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
         tensors, structure, kinds, needed, first = arguments
-        constants = snapshot.variables.find(structure).constants
+        variables = snapshot.variables.find(structure)
         kind = (structure, kinds, needed, grad_mode, autocast_type(), first)
-        trace = snapshot.calls.get((kind, constants))
+        trace = snapshot.calls.get((kind, variables.constants))
         if trace is not None:
             return trace.call(tensors)
         flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
@@ -229,13 +233,26 @@ class Calls:
             *(function, structure, snapshot.state, (*flags, *needed), autocast_type()),
             *(self._name, first),
         )
+        generators = variables.states_of_generators()
         result = trace.call(tensors)
         # A trace is good for what the code itself has changed: a count of its calls, for example.
         snapshot.take_attributes(trace.kept)
+        if variables.states_of_generators() != generators:
+            self._warn_of_draws()
+            return result
         constants = snapshot.variables.find(structure).constants
         self._traces.count(kind, constants)
         keep_last(snapshot.calls, (kind, constants), trace)
         return result
+
+    def _warn_of_draws(self) -> None:
+        if not self._draws:
+            self._draws = True
+            _log.warning(
+                "%s draws random numbers of Python or NumPy, so it is traced at each call, which "
+                "is slow: draw them by torch.rand, or pass them as an argument",
+                self._name.removeprefix("torch_"),
+            )
 
     def _snapshot(self, function: Callable[..., Any], module: torch.nn.Module) -> Snapshot:
         snapshots = self._snapshots

@@ -10,10 +10,11 @@ A trace is good for the values that these variables had: plain ones by value, ot
 from __future__ import annotations
 
 import collections
-import contextlib
 import dis
 import functools
 import logging
+import pickle
+import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -38,8 +39,6 @@ _LIBRARIES: Final = frozenset({"torch", "jax", "jaxlib", "numpy", "torchax", "sn
     sys.stdlib_module_names - {"__main__"}
 )
 _PLAIN: Final = frozenset({bool, int, float, complex, str, bytes, type(None)})
-# Functions that are written in C, bound methods and the like.
-_CALLABLES: Final = frozenset({"builtins", "functools"})
 _FORWARD_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -149,6 +148,7 @@ class Variables:
                 break
         self.modules = search.modules
         self.optimizers = search.optimizers
+        self._generators = search.generators
         self._slots = search.slots
         self._holders = [*search.holders.values()]
         self._sizes = [*map(len, self._holders)]
@@ -180,6 +180,18 @@ class Variables:
             return False
         self._take()
         return True
+
+    def states_of_generators(self) -> list[bytes]:
+        """Return the states of the generators of random numbers of Python and NumPy."""
+        states = [random.getstate(), np.random.get_state()]
+        for generator in self._generators:
+            if isinstance(generator, random.Random):
+                states.append(generator.getstate())
+            elif isinstance(generator, np.random.RandomState):
+                states.append(generator.get_state())
+            else:
+                states.append(generator.bit_generator.state)
+        return [pickle.dumps(state) for state in states]
 
     def take_new(self) -> list[tuple[Place, Tensor]]:
         """Return the tensors that were assigned to variables, which get their old values again.
@@ -281,6 +293,7 @@ def keep_last(traces: dict[Any, Any], key: Any, trace: Any) -> None:
 _MAX_TRACES: Final = 256
 
 
+_GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator)
 _DATA: Final = (torch.Tensor, np.ndarray, set, frozenset)
 
 
@@ -334,6 +347,7 @@ class _Search:
         self._parts: set[int] = set()  # of modules that were found
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.generators: list[Any] = []
         self.slots: list[Slot] = []
         self.holders: dict[int, Any] = {}  # by ``id``: the lists and dictionaries of variables
 
@@ -342,8 +356,10 @@ class _Search:
         pending = collections.deque([("", value, False) for value in values])
         while pending:
             name, value, is_fixed = pending.popleft()
-            with contextlib.suppress(Exception):  # whatever an object of the user raises
+            try:
                 pending += self._look_at(name, value, is_fixed=is_fixed)
+            except Exception as error:  # whatever an object of the user raises
+                _log.debug("cannot look for variables in %s: %r", name, error)
 
     def _look_at(self, name: str, value: Any, *, is_fixed: bool) -> list[tuple[str, Any, bool]]:
         """Note the variables that a value has, and return what to look at then.
@@ -360,6 +376,8 @@ class _Search:
         if was_fixed is False or was_fixed is is_fixed:
             return []
         self._seen[id(value)] = value, is_fixed
+        if _is(value, _GENERATORS):
+            self.generators.append(value)
         if _is(value, torch.optim.Optimizer):
             self.optimizers += [value] if was_fixed is None else []
             return []
@@ -419,7 +437,7 @@ class _Search:
             return vars(value), _by_name(vars(value), f"{value.__name__}.", self._names)
         if _is(value, type):
             return None, []
-        if callable(value) and type(value).__module__ in _CALLABLES:
+        if _is_written_in_c(value):
             return None, []
         of = f"{type(value).__name__}."
         attributes = getattr(value, "__dict__", None)
@@ -450,6 +468,8 @@ class _Search:
         if _is(value, type):
             making = () if _is_installed(value.__module__) else _OF_NEW_OBJECTS
             return _implicit_methods(value, (*_OF_CLASSES, *making))
+        if _is_written_in_c(value):
+            return [getattr(value, "__self__", None), wrapped]
         # An object may be called, but hardly by its own methods.
         also = _OF_OBJECTS if id(value) not in self._methods_of else ()
         others = [wrapped, *_implicit_methods(type(value), also)]
@@ -478,6 +498,13 @@ def _implicit_methods(kind: type, also: Sequence[str]) -> list[Any]:
         if _is_followed(each.__module__):
             found += [vars(each)[name] for name in (*also, *_OF_ALL) if name in vars(each)]
     return found
+
+
+def _is_written_in_c(value: Any) -> bool:
+    return callable(value) and type(value).__module__ in _OF_C
+
+
+_OF_C: Final = frozenset({"builtins", "functools"})
 
 
 def _module_of(value: Any) -> str | None:

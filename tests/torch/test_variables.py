@@ -5,6 +5,7 @@ import collections
 import functools
 import itertools
 import logging
+import random
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import nn
 
 import snaprt.torch
 from snaprt import metrics
+from snaprt.errors import UsageError
 
 # What the code below reads; `_variables` sets it for each test.
 SCALE: float = 0.0
@@ -192,6 +194,7 @@ def _module(make: Callable[..., nn.Module]) -> Callable[..., Any]:
 
 
 WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "method": lambda: Generator().draw,
     "function": lambda code: snaprt.torch.wrap(lambda x: code(x)),
     "module": _module(Reads),
     "hook": _module(_hooked),
@@ -226,6 +229,64 @@ def test_nothing_is_made_to_look_at_it() -> None:
     for _ in range(2):
         assert float(call(torch.ones(()))) == 2
     assert repr(runs) == "count(0)"
+
+
+class Drops(nn.Module):
+    """Skips its layer at random, as Python or NumPy says."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if self.draw() < 0.5 else x
+
+
+class Generator:
+    def __init__(self) -> None:
+        self.generator = np.random.RandomState(1)
+
+    def draw(self) -> float:
+        return float(self.generator.rand())
+
+
+DRAWS: dict[str, Callable[[], Callable[[], float]]] = {
+    "random": lambda: random.random,
+    "np.random": lambda: np.random.rand,
+    "default_rng": lambda: np.random.default_rng(1).random,
+    "Random": lambda: random.Random(1).random,
+    "method": lambda: Generator().draw,
+    "function": lambda: functools.partial(random.uniform, 0, 1),
+}
+
+
+@pytest.mark.parametrize("way", DRAWS)
+def test_code_that_draws_numbers_of_python_is_traced_at_each_call(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, ours = Drops(DRAWS[way]()), Drops(DRAWS[way]())
+    ours.load_state_dict(model.state_dict())
+    snaprt.torch.wrap(ours)
+    compiled = snaprt.torch.jit(lambda x: ours(x))
+    x = torch.ones(2, 3)
+
+    def seed() -> None:
+        random.seed(0)
+        np.random.seed(0)
+
+    seed()
+    expected = [model(x).detach() for _ in range(8)]
+    seed()
+    with caplog.at_level(logging.WARNING, "snaprt.torch"):
+        results = [ours(x.to(snaprt.torch.device())).detach().cpu() for _ in range(8)]
+    torch.testing.assert_close(results, expected)
+    assert [record.getMessage()[:32] for record in caplog.records] == [
+        "Drops draws random numbers of Py"
+    ]
+    compiled(x)
+    with pytest.raises(UsageError, match="draws random numbers on the CPU"):
+        compiled(x)
 
 
 class Hostile:
