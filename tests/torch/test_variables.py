@@ -194,7 +194,6 @@ def _module(make: Callable[..., nn.Module]) -> Callable[..., Any]:
 
 
 WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "method": lambda: Generator().draw,
     "function": lambda code: snaprt.torch.wrap(lambda x: code(x)),
     "module": _module(Reads),
     "hook": _module(_hooked),
