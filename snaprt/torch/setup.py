@@ -45,7 +45,9 @@ def set_up() -> None:
     optimizers.watch_steps()
     _watch_functions()
     _provide_generators()
-    _Distribution._validate_args = _OutsideOfTraces(_Distribution._validate_args)
+    checks = _OutsideOfTraces(_Distribution._validate_args)
+    _Distribution._validate_args = checks
+    _Distribution.set_default_validate_args = staticmethod(checks.set_default)
     lists.group_by_device()
     _T.pin_memory = lambda tensor, device=None: tensor  # XLA copies from memory of any kind
 
@@ -173,6 +175,16 @@ class _OutsideOfTraces:
 
     def __get__(self, distribution: Any, owner: Any) -> bool:
         return self._default and not traced.is_tracing()
+
+    def set_default(self, value: bool) -> None:
+        """Set whether values are checked by default.
+
+        Raises:
+            ValueError: The value is neither True nor False.
+        """
+        if value not in (True, False):
+            raise ValueError(f"{value!r} is neither True nor False")
+        self._default = value
 
 
 def _provide_generators() -> None:

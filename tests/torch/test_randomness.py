@@ -100,6 +100,8 @@ def test_a_module_with_distributions_is_compiled() -> None:
         return divergence.sum() - distributions.Categorical(logits=x).log_prob(x.argmax(-1)).sum()
 
     x = torch.randn(3, 4)
+    # PyTorch's compiler, which libraries import, has switched it off.
+    distributions.Distribution.set_default_validate_args(True)
     snaprt.metrics.clear_all()
     ours = snaprt.torch.wrap(loss)(x.to(snaprt.torch.device()))
     torch.testing.assert_close(ours.cpu(), loss(x))
