@@ -10,8 +10,10 @@ A trace is good for the values that these variables had: plain ones by value, ot
 from __future__ import annotations
 
 import collections
+import contextlib
 import dis
 import functools
+import hashlib
 import logging
 import pickle
 import random
@@ -164,9 +166,7 @@ class Variables:
             for number, (slot, value) in enumerate(pairs)
             if _is(value, Tensor)
         }
-        self.constants = Constants(
-            tuple([(slot.name, _described(value), _contents(value)) for slot, value in pairs])
-        )
+        self.constants = Constants(tuple([(slot.name, _described(v)) for slot, v in pairs]))
 
     def hold(self) -> bool:
         """Return whether the variables are what they were, apart from plain values and tensors."""
@@ -320,7 +320,22 @@ def _described(value: Any) -> Any:
         return Tensor
     if _is(value, _CONTAINERS) and len(value) <= _MAX_ITEMS:
         return type(value), len(value)
+    if _is(value, set):
+        return type(value), frozenset(value)
+    if _is(value, torch.Tensor | np.ndarray):
+        with contextlib.suppress(Exception):  # a layout without memory, or one of objects
+            return _digest(value)
     return Static(value)
+
+
+def _digest(value: Any) -> tuple[Any, ...]:
+    """Return what stands for a tensor of the CPU or an array, and does not keep it alive."""
+    if isinstance(value, torch.Tensor):
+        array = value.detach().contiguous().flatten().view(torch.uint8).numpy()
+    else:
+        array = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    kind = (type(value), value.dtype, tuple(value.shape))
+    return (*kind, hashlib.blake2b(array.data, digest_size=16).digest())
 
 
 def _are_alike(now: Any, then: Any) -> bool:

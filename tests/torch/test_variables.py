@@ -3,10 +3,12 @@
 import argparse
 import collections
 import functools
+import gc
 import itertools
 import logging
 import random
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -351,6 +353,27 @@ def test_values_that_come_back_trace_nothing_again(way: Callable[..., Any]) -> N
         torch.testing.assert_close(call(x).cpu(), functions[step % 2](x))
         counts.append(repr(runs))
     assert counts[5] == counts[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_a_tensor_of_the_cpu_counts_by_its_values_and_is_not_kept(dtype: torch.dtype) -> None:
+    runs = itertools.count()
+    holder: dict[str, Any] = {}
+
+    @snaprt.torch.wrap
+    def call(x: torch.Tensor) -> torch.Tensor:
+        next(runs)
+        return x * holder["factor"].float()
+
+    gone = []
+    for step in range(6):
+        holder["factor"] = torch.tensor([1, 0]).to(dtype).roll(step)
+        gone.append(weakref.ref(holder["factor"]))
+        expected = holder["factor"].float() * 3
+        torch.testing.assert_close(call(torch.tensor([3.0, 3.0])).cpu(), expected)
+    gc.collect()
+    assert [each() is None for each in gone] == [True, True, True, True, True, False]
+    assert repr(runs) == "count(2)"
 
 
 @pytest.mark.parametrize("way", [snaprt.torch.wrap, snaprt.torch.jit])
