@@ -7,15 +7,17 @@ file, is there a handler.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from snaprt import settings
-from snaprt.whole_files import writing
+from snaprt.whole_files import remedy_sentence, writing
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
@@ -59,7 +61,33 @@ def follow_environment() -> None:
 def _file_handler(path: Path) -> logging.Handler:
     elsewhere = "set SNAPRT_LOG_FILE to a file in an existing directory"
     with writing(f"write the log to {path}", elsewhere):
-        return logging.FileHandler(path, encoding="utf-8")
+        return _LogFile(path, encoding="utf-8")
+
+
+class _LogFile(logging.FileHandler):
+    """A log file; once it cannot be written to any more, that is said once."""
+
+    _has_complained = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say what the system refused, in place of a traceback for each line of the log."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_complained:
+            self._has_complained = True
+            advice = remedy_sentence(error, "set SNAPRT_LOG_FILE to another file")
+            reason = error.strerror or error
+            with contextlib.suppress(Exception):  # standard error may be closed or full too
+                print(
+                    f"SNAPRT_LOG_FILE: cannot write to {self.baseFilename}: {reason}. {advice}",
+                    file=sys.stderr,
+                )
+
+    def close(self) -> None:
+        """Close the file, even where what it still holds cannot be written."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 @dataclass

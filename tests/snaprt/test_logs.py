@@ -141,6 +141,14 @@ def test_a_log_that_cannot_be_written_is_an_error_that_names_it(monkeypatch, tmp
         run()
 
 
+def test_a_log_that_a_full_disk_ends_is_told_of_once(monkeypatch, capsys):
+    monkeypatch.setenv("SNAPRT_LOG_FILE", "/dev/full")
+    assert run((2, 17)).shape == (2, 17)
+    said = capsys.readouterr().err
+    assert said.startswith("SNAPRT_LOG_FILE: cannot write to /dev/full: No space left on device.")
+    assert len(said.splitlines()) == 1
+
+
 def test_a_program_of_jax_jit_logs_to_the_file_too(tmp_path):
     program = "import jax; jax.devices(); import logging\n"
     program += "logging.getLogger('snaprt.jit').warning('beware')\n"

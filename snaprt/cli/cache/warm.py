@@ -82,7 +82,7 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
             hint="collect runs the program as `snaprt run --lazy` does, so the program must run "
             "JAX operations lazily.",
         )
-    programs = collection.programs - sum(collection.left_out.values())
+    programs = collection.programs - sum(collection.left_out.values()) - collection.unwritten
     output.log.print(
         f"Collected {counted(programs, 'program')} into {out}, {collection.written} of them new. "
         "None was run: every result was zero."
@@ -104,6 +104,8 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
         )
     for reason, number in collection.left_out.most_common():
         output.log.print(f"skipped {counted(number, 'program')}: {reason}.")
+    if collection.unwritten:
+        context.exit(output.EXIT_FAILURE)
 
 
 class _Target(click.ParamType):

@@ -31,7 +31,7 @@ from snaprt.compile.obtain import bound_to_process
 from snaprt.errors import UsageError
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
-from snaprt.whole_files import write_whole
+from snaprt.whole_files import write_whole, writing
 
 SCHEMA: Final = "snaprt.collected"
 VERSION: Final = 2  # 1 says nothing of donation
@@ -217,6 +217,9 @@ def collect_program(
     """Write ``program`` into ``folder``; return what answers its calls with zeros, and its id.
 
     To be called where the program would be compiled, see `snaprt.compile.lower.placed`.
+
+    Raises:
+        UsageError: The folder cannot be written to.
     """
     stablehlo = jaxapi.stablehlo_without_locations(lowered)
     calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
@@ -239,12 +242,17 @@ def collect_program(
                     "a signature that cannot be derived from its arguments and results"
                 )
             described_program = _described(program, promoted, lowered, digest, shapes, results)
-            is_new = write_program(folder, described_program, jaxapi.bytecode(lowered))
+            elsewhere = "choose another directory with --out or SNAPRT_COLLECT"
+            with writing(f"write programs into {folder}", elsewhere):
+                is_new = write_program(folder, described_program, jaxapi.bytecode(lowered))
             collection.written += is_new
             collection.without_digest += not described_program.program_digest
             metrics.counter_add("CollectedProgram")
         except NotWritable as reason:
             collection.left_out[str(reason)] += 1
+        except UsageError:
+            collection.unwritten += 1
+            raise
     with jaxapi.without_compilation_cache():
         return zeros.compile(), digest[:16]
 

@@ -21,6 +21,7 @@ class Collection:
 
     programs: int = 0  # how many programs the run has wanted
     written: int = 0  # how many of them were not in the directory
+    unwritten: int = 0  # how many the system refused to write
     without_digest: int = 0  # how many must be lowered before their executable is found
     # How many run over several devices, so that the layout of their results, and with it the
     # programs that use them, is not known for certain.
