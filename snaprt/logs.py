@@ -69,7 +69,7 @@ class _LogFile(logging.FileHandler):
 
     _has_complained = False
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         """Say what the system refused, in place of a traceback for each line of the log."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):

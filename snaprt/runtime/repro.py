@@ -183,7 +183,8 @@ def _save(
     if path in _saved:
         return None
     try:
-        write_snapshot(path, _contents(path.parent, program, inputs, error))
+        contents = _contents(path.parent, program, inputs, error)
+        write_snapshot(path, contents, elsewhere="set SNAPRT_REPRO_DIR to another folder")
     except Exception as raised:
         _say(f"cannot save the failing program: {raised}")
         return None

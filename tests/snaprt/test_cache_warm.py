@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -162,6 +163,15 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
     assert "the process that compiled it ended with status" in done.stderr
     assert "xla_no_such_flag" in done.stderr
     assert "2 programs compiled for cpu, 0 already in the cache, 1 failed." in done.stderr
+
+
+def test_a_process_that_cannot_be_started_is_told_as_such(collected, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    words = ("cache", "warm", collected, "--target", "cpu", "--dir", tmp_path / "c")
+    assert main([*map(str, words)]) == 2
+    said = capfd.readouterr().err
+    assert f"cannot start {tmp_path}/python: [Errno 2] No such file" in said
+    assert "ended with status" not in said
 
 
 REFUSED: dict[str, dict[str, object]] = {

@@ -104,13 +104,14 @@ def test_a_bad_file_is_an_error_with_a_hint_and_no_traceback(
 _LIMITED = """
 import resource, sys
 from snaprt.cli.main import main
-good, out = sys.argv[1:]
+good, pack, out = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 for words in (
     ("pack", good, "-o", f"{out}/out.pack"),
     ("export", good, "--to", "npz", "-o", f"{out}/out.npz"),
     ("inspect", good, "--array", "arg0", "--save", f"{out}/out.npy"),
     ("replay", good, "--junit", f"{out}/out.xml"),
+    ("unpack", pack, "-d", out),
 ):
     print(words[0], main(list(words)), file=sys.stderr)
 """
@@ -120,9 +121,11 @@ def test_a_limit_on_the_size_of_files_is_an_error_with_a_hint_and_leaves_nothing
     tmp_path: Path,
 ) -> None:
     # Python would cut short the bytecode that the next program reads.
-    errors = run_program(_LIMITED, GOOD, tmp_path, PYTHONDONTWRITEBYTECODE=1).stderr
-    assert errors.count("error: cannot ") == 4, errors
-    assert errors.count("aise the file size limit (ulimit -f), or ") == 4, errors
+    pack = SNAPSHOTS / "format-2.1.pack"
+    errors = run_program(_LIMITED, GOOD, pack, tmp_path, PYTHONDONTWRITEBYTECODE=1).stderr
+    assert errors.count("error: cannot ") == 5, errors
+    assert errors.count("aise the file size limit (ulimit -f), or ") == 5, errors
+    assert "or unpack into another folder" in errors
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 

@@ -49,6 +49,13 @@ def test_a_file_that_cannot_be_written_is_told_before_the_program_runs(tmp_path)
     assert "hint: " in shown.stderr
 
 
+def test_a_file_that_a_full_disk_refuses_leaves_the_program_its_status_and_the_table(tmp_path):
+    shown = run(tmp_path, "--explain", "--explain-json", "/dev/full")
+    assert shown.returncode == 7
+    assert "cannot write /dev/full: No space left on device\nhint: Free some space" in shown.stderr
+    assert "instead: select with jnp.where" in shown.stderr
+
+
 def test_a_program_that_runs_nothing_lazily_is_told_how(tmp_path):
     shown = run(tmp_path, "--explain", program="print('ran')")
     assert (shown.returncode, shown.stdout) == (0, "ran\n")

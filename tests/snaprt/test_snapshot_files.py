@@ -86,6 +86,13 @@ def sample(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     return generator.normal(size=shape).astype(dtype)
 
 
+def test_a_file_that_cannot_be_written_is_an_error_with_another_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SnapshotError, match="cannot write") as caught:
+        write_snapshot(tmp_path / "file" / "a.inputs.snap", contents({}), elsewhere="use -o")
+    assert caught.value.hint == "use -o"
+
+
 @pytest.mark.parametrize("name", DTYPE_NAMES)
 def test_every_dtype_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     dtype = true_dtype(name)

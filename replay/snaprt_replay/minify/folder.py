@@ -39,6 +39,7 @@ SCRIPT: Final = "repro.py"
 ISSUE: Final = "ISSUE.md"
 NEIGHBOR: Final = "neighbor"
 AGAINST: Final = "against"
+_ELSEWHERE: Final = "name another folder with --output"
 
 
 def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) -> bool | None:
@@ -59,8 +60,7 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
     """
     candidate = shrunk.candidate
     actual, expected = _outputs(candidate, start)
-    elsewhere = "name another folder with --output"
-    with writing(f"write {folder}", elsewhere, kind=SnapshotError, hint=remedy):
+    with writing(f"write {folder}", _ELSEWHERE, kind=SnapshotError, hint=remedy):
         folder.mkdir(parents=True, exist_ok=True)
         _write_program(folder, SNAPSHOT, candidate, 0, expected)
         if len(candidate.modules) > 1:
@@ -190,7 +190,7 @@ def _write_snapshot(
         for name, array in zip(names, arrays, strict=True)
     ]
     module = schema.ModuleBytes(stablehlo, hlo, options.SerializeAsString())
-    write_snapshot(path, schema.Contents(execution, module, contents))
+    write_snapshot(path, schema.Contents(execution, module, contents), elsewhere=_ELSEWHERE)
 
 
 def _fetching(array: np.ndarray) -> Callable[[], np.ndarray]:

@@ -342,7 +342,9 @@ class _Worker:
             line = process.stdout.readline()
             answer: dict[str, Any] = json.loads(line)
             return _Result(job, **answer)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if self._process is None:
+                return _Result(job, error=f"cannot start {sys.executable}: {error}")
             status, words = self._end()
             return _Result(
                 job, error=f"the process that compiled it ended with status {status}", hint=words

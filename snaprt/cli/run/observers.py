@@ -68,8 +68,11 @@ class RunExplained:
         rows = () if self._rows is None else self._rows()
         if self._file is not None:
             content = {"schema": SCHEMA, "version": VERSION, "places": list(_places(rows))}
-            with writing(f"write {self._file}", "name another file with --explain-json"):
-                write_whole(self._file, (json.dumps(content, indent=2) + "\n").encode())
+            try:
+                with writing(f"write {self._file}", "name another file with --explain-json"):
+                    write_whole(self._file, (json.dumps(content, indent=2) + "\n").encode())
+            except UsageError as error:
+                _tell(str(error))  # the program's own work is done and its exit status stays
         if not self._shown:
             return
         output.log.print()

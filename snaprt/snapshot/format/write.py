@@ -51,11 +51,15 @@ _EFFORT: Final = 3
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _TOO_LARGE: Final = (*_NO_SPACE, errno.EFBIG)
 _T = TypeVar("_T")
-_ELSEWHERE: Final = "use another folder: set the folder with --dump or SNAPRT_DUMP_DIR"
+_RECORD_ELSEWHERE: Final = "use another folder: set the folder with --dump or SNAPRT_DUMP_DIR"
 
 
 def write_snapshot(
-    path: str | os.PathLike[str], contents: schema.Contents, store: ArrayStore | None = None
+    path: str | os.PathLike[str],
+    contents: schema.Contents,
+    store: ArrayStore | None = None,
+    *,
+    elsewhere: str = "name another folder",
 ) -> schema.Manifest:
     """Write one snapshot file.
 
@@ -66,6 +70,7 @@ def write_snapshot(
         path: The file.
         contents: What is in it.
         store: Keeps all but the smallest arrays; None if the file holds them itself.
+        elsewhere: How to name another folder, for the hint of an error.
 
     Returns:
         The manifest as written.
@@ -73,7 +78,7 @@ def write_snapshot(
     Raises:
         SnapshotError: The file system refused, or an array has a dtype no snapshot can hold.
     """
-    return write_file(Path(path), contents, store).manifest
+    return write_file(Path(path), contents, store, elsewhere).manifest
 
 
 class Written(NamedTuple):
@@ -84,7 +89,12 @@ class Written(NamedTuple):
     form: Form | None  # of files like it
 
 
-def write_file(path: Path, contents: schema.Contents, store: ArrayStore | None) -> Written:
+def write_file(
+    path: Path,
+    contents: schema.Contents,
+    store: ArrayStore | None,
+    elsewhere: str = _RECORD_ELSEWHERE,
+) -> Written:
     """Write one snapshot file as `write_snapshot`; return what else is known of it."""
 
     def write(temporary: str) -> Written:
@@ -96,7 +106,8 @@ def write_file(path: Path, contents: schema.Contents, store: ArrayStore | None) 
             os.fsync(file.fileno())
             return Written(manifest, os.fstat(file.fileno()).st_size, None)
 
-    return _replace(str(path.parent), path.name, write, functools.partial(_size, contents))
+    size = functools.partial(_size, contents)
+    return _replace(str(path.parent), path.name, write, size, elsewhere)
 
 
 def write_parts(folder: str, name: str, parts: Sequence[Any]) -> int:
@@ -106,10 +117,12 @@ def write_parts(folder: str, name: str, parts: Sequence[Any]) -> int:
         SnapshotError: The file system refused.
     """
     write = functools.partial(_write_at_once, parts=parts)
-    return _replace(folder, name, write, lambda: sum(map(len, parts)))
+    return _replace(folder, name, write, lambda: sum(map(len, parts)), _RECORD_ELSEWHERE)
 
 
-def _replace(folder: str, name: str, write: Callable[[str], _T], size: Callable[[], int]) -> _T:
+def _replace(
+    folder: str, name: str, write: Callable[[str], _T], size: Callable[[], int], elsewhere: str
+) -> _T:
     """Have ``write`` make a temporary file, give it its name, and return what that returned."""
     temporary = f"{folder}{os.sep}{temporary_name(name)}"
     try:
@@ -121,18 +134,18 @@ def _replace(folder: str, name: str, write: Callable[[str], _T], size: Callable[
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise _refused(Path(folder, name), size(), error) from error
+        raise _refused(Path(folder, name), size(), error, elsewhere) from error
     return result
 
 
-def _refused(path: Path, size: int, error: OSError) -> SnapshotError:
+def _refused(path: Path, size: int, error: OSError, elsewhere: str) -> SnapshotError:
     message = f"cannot write {path}: {error.strerror or error}"
     if error.errno in _TOO_LARGE:
         message += f"; it needs up to {size:,} bytes"
     if error.errno in _NO_SPACE:
         with contextlib.suppress(OSError):
             message += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
-    return SnapshotError(message, hint=remedy(error, _ELSEWHERE))
+    return SnapshotError(message, hint=remedy(error, elsewhere))
 
 
 def _size(contents: schema.Contents) -> int:

@@ -141,7 +141,7 @@ def unpack(pack: Path, folder: Path) -> Packed:
     for name in _checked_members(pack):
         target = folder / name
         temporary = folder / temporary_name(target.name)
-        with writing_shared(target):
+        with writing_shared(target, "unpack into another folder"):
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _extract(pack, name, temporary)
@@ -202,9 +202,11 @@ def _extract(pack: Path, name: str, target: Path) -> None:
         raise _damaged(pack, error) from error
 
 
-def writing_shared(path: Path) -> AbstractContextManager[None]:
+def writing_shared(
+    path: Path, elsewhere: str = "name a file in an existing directory"
+) -> AbstractContextManager[None]:
     """Return the scope that raises `SnapshotError` if a file to be shared cannot be written."""
-    return writing(f"write {path}", kind=SnapshotError, hint=remedy)
+    return writing(f"write {path}", elsewhere, kind=SnapshotError, hint=remedy)
 
 
 def _damaged(pack: Path, error: Exception) -> SnapshotError:
