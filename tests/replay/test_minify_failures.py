@@ -264,6 +264,24 @@ def test_a_command_decides_what_the_failure_is(minified: Path, tmp_path: Path) -
     assert "tanh" in (tmp_path / "out" / "minified.hlo.txt").read_text()
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_search(
+    minified: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    words = ["minify", str(minified.parent / "right.hlo.pb")]
+    words += ["--inputs", str(minified.parent / "inputs.npz"), "-o", str(tmp_path / "file" / "out")]
+    done = CliRunner().invoke(group, [*words, "--check-command", "no-such-command {}"])
+    assert "cannot write to" in str(done.exception)
+    assert "--output" in str(done.exception)
+
+
+def test_where_nothing_fails_no_folder_is_left(minified: Path, tmp_path: Path) -> None:
+    words = ["minify", str(minified.parent / "right.hlo.pb"), "-o", str(tmp_path / "out")]
+    words += ["--inputs", str(minified.parent / "inputs.npz"), "--check", "nan"]
+    assert CliRunner().invoke(group, words).exit_code == 0
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

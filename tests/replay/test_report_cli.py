@@ -108,6 +108,23 @@ def test_what_localize_printed_as_json_is_reported_alone_or_with_a_replay(
     assert out.rstrip().endswith("MISMATCH: 1 of 2 outputs differ: loss")
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "verdict"),
+    [
+        ("replay", "--html", "MATCH"),
+        ("report", "--save", "MATCH"),
+        ("localize", "--markdown", "NOTHING FOUND"),
+    ],
+)
+def test_what_was_found_is_printed_though_its_file_cannot_be_written(
+    snaprt: Run, recorded: Path, command: str, option: str, verdict: str
+) -> None:
+    status, out, err = snaprt(command, recorded, option, "/dev/full")
+    assert status == 2
+    assert out.rstrip().splitlines()[-1].startswith(verdict)
+    assert "cannot write /dev/full: No space left on device" in err
+
+
 def test_what_is_no_result_is_refused(snaprt: Run, tmp_path: Path) -> None:
     damaged = ['{"schema": "another"}', "{", "[]", '{"schema": "snaprt.replay"}']
     for number, content in enumerate(damaged):

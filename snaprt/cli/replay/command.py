@@ -249,15 +249,15 @@ def command(
         if profile is not None and not failed:
             output.log.print(f"profile of one run in {profile}; see `snaprt profile {profile}`")
     in_order = [reports[number] for number in range(len(executions))]
-    formats.write_files(in_order)
-    if as_json:
-        formats.print_json(in_order)
-    elif len(in_order) > 1:
-        if not is_batch:
-            output.console.print()
-        formats.show_sum(in_order)
-    elif is_batch:
-        formats.show(in_order[0])
+    with formats.written(in_order):
+        if as_json:
+            formats.print_json(in_order)
+        elif len(in_order) > 1:
+            if not is_batch:
+                output.console.print()
+            formats.show_sum(in_order)
+        elif is_batch:
+            formats.show(in_order[0])
     context.exit(formats.status_of(in_order))
 
 

@@ -5,9 +5,10 @@ A form in a file is a row in `FORMATS` and a function.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,6 +22,7 @@ from snaprt_replay.report.page import page
 from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
+from snaprt.errors import UsageError
 from snaprt.units import format_duration
 from snaprt.whole_files import write_whole, writing
 
@@ -58,7 +60,7 @@ _STYLES: Final[dict[Status, str]] = {
 
 
 def format_options(function: _AnyFunction) -> _AnyFunction:
-    """Give a command an option for each of `FORMATS`; `write_files` writes what was asked for."""
+    """Give a command an option for each of `FORMATS`; `written` writes what was asked for."""
 
     def remember(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
         if path is not None:
@@ -97,14 +99,31 @@ def asked_for() -> Mapping[str, Path]:
     return files
 
 
-def write_files(reports: Sequence[Report]) -> None:
+@contextlib.contextmanager
+def written(reports: Sequence[Report], saved_as: Path | None = None) -> Iterator[None]:
     """Write reports into the files that the options of the running command ask for.
+
+    Inside, they are printed: where a file cannot be written, that is told when they have been, for
+    it may have taken hours to find them.
+
+    Args:
+        reports: What to write.
+        saved_as: Where to save them for `snaprt report` to read again, if anywhere.
 
     Raises:
         UsageError: A file cannot be written.
     """
-    for name, path in asked_for().items():
-        write(path, FORMATS[name][0](reports))
+    refused = None
+    try:
+        for name, path in asked_for().items():
+            write(path, FORMATS[name][0](reports))
+        if saved_as is not None:
+            save(reports, saved_as)
+    except UsageError as error:
+        refused = error
+    yield
+    if refused is not None:
+        raise refused
 
 
 def write(path: Path, content: bytes) -> None:

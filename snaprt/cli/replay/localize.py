@@ -97,13 +97,13 @@ def command(
         localization = localize(
             case, request, other, tell=lambda line: output.log.print(shown.lines(line))
         )
-    if formats.asked_for():
-        formats.write_files([gather.of_localization(case, localization, Path())])
-    if as_json:
-        output.print_json(to_json(localization))
-    else:
-        for line in text.localization_lines(localization):
-            output.console.print(line)
-        output.console.print()
-        output.console.print(formats.verdict(headline_of(localization)))
+    reports = [gather.of_localization(case, localization, Path())] if formats.asked_for() else []
+    with formats.written(reports):
+        if as_json:
+            output.print_json(to_json(localization))
+        else:
+            for line in text.localization_lines(localization):
+                output.console.print(line)
+            output.console.print()
+            output.console.print(formats.verdict(headline_of(localization)))
     context.exit(output.EXIT_OK if localization.kind == "nothing" else output.EXIT_MISMATCH)

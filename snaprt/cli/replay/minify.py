@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Any, Final
@@ -151,14 +152,22 @@ def command(
         patience=Patience(repeat, needed, budget, jobs),
         timeout=timeout,
     )
-    with progress.showing("minifying"):
-        minified = minify(
-            case,
-            request,
-            folder or file.with_name(file.name + _SUFFIX),
-            load(two_sides.one_execution(against)) if against is not None else None,
-            tell=lambda line: output.log.print(shown.lines(line)),
-        )
+    folder = folder or file.with_name(file.name + _SUFFIX)
+    is_new = not folder.exists()
+    output.writable(folder, "--output")  # before a search that may take hours
+    try:
+        with progress.showing("minifying"):
+            minified = minify(
+                case,
+                request,
+                folder,
+                load(two_sides.one_execution(against)) if against is not None else None,
+                tell=lambda line: output.log.print(shown.lines(line)),
+            )
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # something was found
+                folder.rmdir()
     if as_json:
         output.emit_json("snaprt.minify", _to_json(file, minified))
     else:

@@ -127,13 +127,11 @@ def command(
     else:
         with progress.showing("replaying"):
             reports = (_find(file, device, localizes, budget, sources, localization, explorer),)
-    formats.write_files(reports)
-    if save is not None:
-        formats.save(reports, save)
-    if as_json:
-        formats.print_json(reports)
-    else:
-        _show(reports)
+    with formats.written(reports, save):
+        if as_json:
+            formats.print_json(reports)
+        else:
+            _show(reports)
     context.exit(formats.status_of(reports))
 
 
