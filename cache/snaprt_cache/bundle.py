@@ -6,6 +6,7 @@ docs/reference/cache-format.md describes the layout.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -210,6 +212,8 @@ def _write_member(file: BinaryIO, name: str, size: int, content: Iterable[bytes]
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            raise OSError(errno.ESPIPE, "it is a pipe; save what it holds as a file")
         with open(path, "rb") as file:
             yield file
     except OSError as error:

@@ -101,6 +101,34 @@ def test_a_bad_file_is_an_error_with_a_hint_and_no_traceback(
     assert used < 1 << 20  # KiB: nothing is read whole because it is there
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "inspect PIPE",
+        "diff GOOD PIPE",
+        "export PIPE --to python -o OUT",
+        "pack PIPE -o OUT",
+        "unpack PIPE -d OUT",
+        "ls PIPE",
+        "report PIPE",
+        "replay GOOD --inputs PIPE",
+        "replay FOLDER",
+        "cache import PIPE --dir OUT",
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "a.inputs.snap"
+    os.mkfifo(pipe)
+    names = {"PIPE": pipe, "FOLDER": tmp_path, "OUT": tmp_path / "out", "GOOD": GOOD}
+    status = cli.main([str(names.get(word, word)) for word in words.split()])
+    assert status == output.EXIT_FAILURE
+    shown = capfd.readouterr()
+    assert "a.inputs.snap" in shown.out + shown.err
+    assert "pipe" in shown.err or "not a packed file" in shown.err or "FAILED" in shown.out
+
+
 _LIMITED = """
 import resource, sys
 from snaprt.cli.main import main

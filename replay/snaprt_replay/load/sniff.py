@@ -38,7 +38,7 @@ def sniff(path: Path) -> str:
     if places.pack_of(path) is not None:
         return SNAPSHOT  # a packed file contains nothing else that can be replayed
     try:
-        with path.open("rb") as file:
+        with places.open_file(path) as file:
             empty = not os.fstat(file.fileno()).st_size
             # Not closed explicitly: views of it may outlive this call.
             content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -19,6 +19,7 @@ from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang import Conclusion, conclude, is_hang, read_dumps
+from snaprt.snapshot.format import places
 from snaprt.snapshot.recorder.states import read_states
 from snaprt.units import format_duration
 from snaprt.whole_files import writing
@@ -213,7 +214,7 @@ def _is_json(path: Path) -> bool:
     if path.suffix == ".json":
         return True
     try:
-        with path.open("rb") as file:
+        with places.open_file(path) as file:
             return file.read(64).lstrip()[:1] == b"{"
     except OSError:
         return False

@@ -7,8 +7,10 @@ stored as it is. It can stand in a path like the folder that it was made of:
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -41,10 +43,22 @@ def is_pack(start: bytes) -> bool:
     return start.startswith(_ZIP_START) and start[_MARK_AT:].startswith(PACK_MARK)
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read its bytes; refuse a pipe or a device, where reading may never end.
+
+    Raises:
+        OSError: There is none, or it cannot be read.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.ESPIPE, "it is a pipe or a device; save what it holds as a file")
+    return open(path, "rb")
+
+
 def is_pack_file(path: Path) -> bool:
     """Return whether there is a file at ``path`` that claims to be a packed one."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return is_pack(file.read(_MARK_AT + len(PACK_MARK)))
     except OSError:
         return False
@@ -70,7 +84,7 @@ def open_bytes(path: Path) -> BinaryIO:
     """
     pack = None if path.is_file() else pack_of(path)
     if pack is None:
-        return open(path, "rb")
+        return open_file(path)
     name = path.relative_to(pack).as_posix()
     file = open(pack, "rb")  # noqa: SIM115
     try:
@@ -121,7 +135,7 @@ def snapshots_in(place: Path) -> list[Path]:
 def _members(pack: Path) -> tuple[str, ...]:
     """Return the names of a packed file's members, but for the mark; none where it is damaged."""
     try:
-        with pack.open("rb") as file:
+        with open_file(pack) as file:
             members = directory(file)[1]
             for name in members:  # which the file says twice
                 locate(file, members, name)

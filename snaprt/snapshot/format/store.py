@@ -22,7 +22,7 @@ import numpy as np
 import zstandard
 
 from snaprt import metrics, settings
-from snaprt.snapshot.format import arrays, schema
+from snaprt.snapshot.format import arrays, places, schema
 from snaprt.snapshot.format.whole_writes import WholeWrites
 from snaprt.whole_files import remove_leftovers, temporary_name
 
@@ -121,7 +121,7 @@ class ArrayStore:
         """Return whether a stored array has the bytes that its name says; look once a process."""
         if member not in self._sound:
             try:
-                with (self._folder / member).open("rb") as file:
+                with places.open_file(self._folder / member) as file:
                     if _digest_in(file, stored, compression) != address:
                         return False
             except (OSError, ValueError, zstandard.ZstdError):
