@@ -111,6 +111,7 @@ def test_a_bad_file_is_an_error_with_a_hint_and_no_traceback(
         "unpack PIPE -d OUT",
         "ls PIPE",
         "report PIPE",
+        "report PIPE.json",
         "replay GOOD --inputs PIPE",
         "replay FOLDER",
         "cache import PIPE --dir OUT",
@@ -121,7 +122,14 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(
 ) -> None:
     pipe = tmp_path / "a.inputs.snap"
     os.mkfifo(pipe)
-    names = {"PIPE": pipe, "FOLDER": tmp_path, "OUT": tmp_path / "out", "GOOD": GOOD}
+    os.mkfifo(result := tmp_path / "a.inputs.snap.json")
+    names = {
+        "PIPE": pipe,
+        "PIPE.json": result,
+        "FOLDER": tmp_path,
+        "OUT": tmp_path / "out",
+        "GOOD": GOOD,
+    }
     status = cli.main([str(names.get(word, word)) for word in words.split()])
     assert status == output.EXIT_FAILURE
     shown = capfd.readouterr()

@@ -51,7 +51,10 @@ def sniff(path: Path) -> str:
             f"{path} is a directory, not a file to replay", hint=f"name files in it: {path}/*.snap"
         ) from error
     except OSError as error:
-        raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
+        raise SnapshotError(
+            f"cannot read {path}: {error.strerror or error}",
+            hint="name a file that you have permission to read",
+        ) from error
     if empty:
         raise SnapshotError(f"{path} is empty", hint=_why_empty(path))
     view = memoryview(content)

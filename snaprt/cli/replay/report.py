@@ -211,13 +211,12 @@ def _show(reports: Sequence[Report]) -> None:
 
 def _is_json(path: Path) -> bool:
     """Return whether a file is a saved result: neither snapshots nor modules begin with a brace."""
-    if path.suffix == ".json":
-        return True
     try:
         with places.open_file(path) as file:
-            return file.read(64).lstrip()[:1] == b"{"
+            start = file.read(64)
     except OSError:
         return False
+    return path.suffix == ".json" or start.lstrip()[:1] == b"{"
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
