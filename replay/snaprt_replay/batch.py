@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -206,17 +207,16 @@ def replay_on_cluster(
         raise UsageError(
             "--cluster needs Dask, which is not installed", hint="pip install 'snaprt[cluster]'"
         ) from error
-    is_file = address.endswith(".json")
     hint = "start one with `dask scheduler`, and workers with `dask worker ADDRESS`"
-    if is_file and not Path(address).exists():  # Dask would wait for it
-        raise UsageError(f"there is no scheduler file {address}", hint=hint)
-    try:
-        client = distributed.Client(
-            None if is_file else address,
-            scheduler_file=address if is_file else None,
-            timeout=_CONNECT_SECONDS,
-            set_as_default=False,
+    if address.endswith(".json"):
+        address = _address_in(Path(address), hint)
+    if not re.search(r":\d+$", address):  # Dask would say so, and end a minute later
+        raise UsageError(
+            f"{address!r} is not the address of a Dask scheduler",
+            hint="name it as tcp://HOST:PORT, or name a scheduler file that ends in .json",
         )
+    try:
+        client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"there is no Dask scheduler at {address}: {error or type(error).__name__}",
@@ -230,6 +230,18 @@ def replay_on_cluster(
         for future in distributed.as_completed(futures, loop=client.loop):
             number = futures[future]
             yield number, _result(future, paths[number])
+
+
+def _address_in(file: Path, hint: str) -> str:
+    """Return the address in a scheduler file; Dask would wait for one that is not there."""
+    try:
+        return str(json.loads(file.read_bytes())["address"])
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no scheduler file {file}", hint=hint) from error
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{file} is not a scheduler file of Dask", hint="`dask scheduler --scheduler-file FILE`"
+        ) from error
 
 
 def _result(future: Any, path: Path) -> Report:

@@ -288,6 +288,7 @@ def test_where_nothing_fails_no_folder_is_left(minified: Path, tmp_path: Path) -
         (["--a", "recorded"], "no program to search"),
         (["--needed", "3", "--repeat", "2"], "--needed 3"),
         (["--check", "nan", "--check-command", "true"], "cannot be combined"),
+        (["--check-command", "unbalanced '"], "No closing quotation"),
         (["--b", "recorded"], "no outputs were recorded"),
     ],
 )

@@ -68,9 +68,16 @@ def test_every_file_is_replayed_though_a_worker_is_lost(
     assert workers[0].wait(timeout=60) == -signal.SIGKILL
 
 
-def test_a_scheduler_that_is_not_there_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_is_not_there_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(batch, "_CONNECT_SECONDS", 1)
     with pytest.raises(UsageError, match="there is no Dask scheduler at tcp:"):
         list(batch.replay_on_cluster([], ReplayRequest(parse_variant("cpu")), "tcp://127.0.0.1:9"))
     with pytest.raises(UsageError, match="there is no scheduler file"):
         list(batch.replay_on_cluster([], ReplayRequest(parse_variant("cpu")), "gone.json"))
+    with pytest.raises(UsageError, match="'host' is not the address"):
+        list(batch.replay_on_cluster([], ReplayRequest(parse_variant("cpu")), "host"))
+    (tmp_path / "a.json").write_text('{"id": 1}')
+    with pytest.raises(UsageError, match=r"a\.json is not a scheduler file"):
+        list(batch.replay_on_cluster([], ReplayRequest(parse_variant("cpu")), f"{tmp_path}/a.json"))

@@ -340,6 +340,15 @@ def test_a_file_cut_in_the_middle_is_called_cut_short(whole: Path) -> None:
         open_snapshot(whole)
 
 
+def test_a_file_that_lacks_bytes_in_the_middle_is_called_damaged(whole: Path) -> None:
+    content = whole.read_bytes()
+    for at in range(100, 2000, 100):
+        whole.write_bytes(content[:at] + content[-1800:])
+        with pytest.raises(SnapshotError, match="is damaged") as caught:
+            read_all(whole)
+        assert caught.value.hint
+
+
 def test_bytes_overwritten_anywhere_are_found(whole: Path) -> None:
     good, content = read_all(whole), whole.read_bytes()
     generator = random.Random(3)

@@ -48,7 +48,9 @@ def load(
         [('x', (4,))]
     """
     if inputs is not None and random_seed is not None:
-        raise UsageError("inputs can come from a file or a seed, not both")
+        raise UsageError(
+            "inputs can come from a file or a seed, not both", hint="leave one of the two out"
+        )
     if outputs is not None and inputs is None:
         raise UsageError(
             f"the outputs in {outputs} need the inputs that they were computed from",

@@ -155,7 +155,10 @@ def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SnapshotError(f"cannot read {path}: {error.strerror}.") from error
+        raise SnapshotError(
+            f"cannot read {path}: {error.strerror}",
+            hint="name a file that you have permission to read",
+        ) from error
     if not content:
         raise SnapshotError(
             f"{path} is empty: XLA writes an empty file when the data exceeds 2 GB.",

@@ -147,7 +147,7 @@ def command(
         check=name,
         suspect=suspect,
         reference=reference,
-        command=shlex.split(check_command or ""),
+        command=_words(check_command or ""),
         slower_than=slower_than,
         patience=Patience(repeat, needed, budget, jobs),
         timeout=timeout,
@@ -173,6 +173,16 @@ def command(
     else:
         _show(case, name, minified)
     context.exit(output.EXIT_OK if minified is None else output.EXIT_MISMATCH)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError(
+            f"cannot read the command {command!r} of --check-command: {error}",
+            hint="close its quotes, as in a shell",
+        ) from error
 
 
 def _to_json(file: Path, minified: Minified | None) -> dict[str, Any]:

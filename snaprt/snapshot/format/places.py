@@ -162,6 +162,8 @@ def directory(file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
     (count,) = struct.unpack("<H", file.read(_END_BYTES)[10:12])
     if count not in (len(infos), _MANY):
         raise zipfile.BadZipFile(f"it holds {len(infos)} of {count} members")
+    if any(info.header_offset < 0 for info in infos):
+        raise zipfile.BadZipFile("it lacks bytes that come before its directory")
     members = {info.filename: info for info in infos}
     if len(members) != len(infos):
         raise zipfile.BadZipFile("two of its members have the same name")

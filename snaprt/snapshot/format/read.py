@@ -209,7 +209,10 @@ class SnapshotFile:
             ) from error
         except OSError as error:
             raise SnapshotError(
-                f"cannot read {stored or self.path}: {error.strerror or error}"
+                f"cannot read {stored or self.path}: {error.strerror or error}",
+                hint="name a file that you have permission to read"
+                if stored is None
+                else "copy the folder arrays/ with the snapshots again",
             ) from error
         except Exception as error:  # the many ways in which zipfile, zstd and numpy refuse bytes
             subject = f"{what}: " if what else ""
