@@ -240,7 +240,8 @@ def _address_in(file: Path, hint: str) -> str:
         raise UsageError(f"there is no scheduler file {file}", hint=hint) from error
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
-            f"{file} is not a scheduler file of Dask", hint="`dask scheduler --scheduler-file FILE`"
+            f"{file} is not a scheduler file of Dask",
+            hint="`dask scheduler --scheduler-file FILE` writes one",
         ) from error
 
 

@@ -312,3 +312,28 @@ def test_ctrl_c_reaches_the_program_as_under_python(tmp_path: Path):
     shown = finish(process, status=output.EXIT_INTERRUPTED).stderr
     assert "KeyboardInterrupt" in shown
     assert "click" not in shown
+
+
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+from snaprt.cli.main import main
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "jax":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                sys.intern(name)
+            except KeyboardInterrupt:
+                print("raised")
+                raise
+
+sys.meta_path.insert(0, Interrupts())
+main(["replay", "x"])
+print("went on")
+"""
+
+
+def test_ctrl_c_raises_nothing_inside_the_modules_that_a_command_imports():
+    done = run_program(_INTERRUPTED_IMPORT, status=output.EXIT_INTERRUPTED)
+    assert done.stdout == ""
