@@ -248,6 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The words after ``snaprt``; by default those of this process.
     """
+    _open_closed_streams()
     try:
         status = group.main(arguments, prog_name="snaprt", standalone_mode=False)
         return status if isinstance(status, int) else output.EXIT_OK
@@ -262,6 +263,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         _explain(error)
         return output.EXIT_FAILURE
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for standard streams that were closed when this process started.
+
+    Else other files, and those of child processes, take their numbers.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, null == number)
+            setattr(sys, name, os.fdopen(null, "w" if number else "r"))
 
 
 def _after_abort(aborted: click.Abort) -> int:

@@ -1,6 +1,8 @@
 import io
 import json
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from snaprt import metrics, settings
 from snaprt.cli import main as cli
 from snaprt.cli import output, progress
 from snaprt.errors import SnaprtError
+
+SNAPSHOTS = Path(__file__).parents[1] / "support" / "snapshots"
 
 
 @dataclass(frozen=True)
@@ -244,7 +248,7 @@ def test_snapshots_are_listed_without_jax():
         "import sys; from snaprt.cli.main import main; main(sys.argv[1:]); "
         "print({'jax', 'jaxlib'} & set(sys.modules), file=sys.stderr)"
     )
-    done = run_program(code, "ls", Path(__file__).parents[1] / "support" / "snapshots")
+    done = run_program(code, "ls", SNAPSHOTS)
     assert "lazy_graph" in done.stdout
     assert done.stderr.endswith("set()\n")
 
@@ -337,3 +341,17 @@ print("went on")
 def test_ctrl_c_raises_nothing_inside_the_modules_that_a_command_imports():
     done = run_program(_INTERRUPTED_IMPORT, status=output.EXIT_INTERRUPTED)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "closing", "shown"),
+    [
+        (("help", "environment"), ">&-", ""),
+        (("replay", "-j", "1", SNAPSHOTS / "format-1.0.inputs.snap"), "<&- 2>&-", "MATCH"),
+    ],
+)
+def test_closed_standard_streams_are_no_errors_and_no_numbers_of_other_files(words, closing, shown):
+    command = shlex.join(map(str, (sys.executable, *SNAPRT, *words)))
+    done = subprocess.run(f"{command} {closing}", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
