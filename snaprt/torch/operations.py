@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch.nn import functional, init
 
-from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
 from snaprt.torch.lowering.operators import CONSTANTS
@@ -27,8 +26,10 @@ from snaprt.torch.tensors import (
     DTYPES,
     Tensor,
     array_of,
+    available,
     host_values,
     in_transit,
+    jax_type,
     plainly,
     scalar,
     to_cpu,
@@ -92,7 +93,7 @@ _ARITHMETIC: Final = frozenset(
 
 _CONSTANT_NAMES: Final = (
     *("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like"),
-    *("empty_like", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial"),
+    *("empty_like", "rand_like", "randn_like", "randint_like", "multinomial"),
 )
 _CONSTANT: Final = frozenset(
     getattr(place, name)
@@ -232,22 +233,9 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
         plain = _cpu(tensor)
         return plain.to(device, dtype) if device.type != "cpu" or dtype else plain
-    if dtype is not None and _available(dtype) != tensor.dtype:
+    if dtype is not None and available(dtype) != tensor.dtype:
         return _run(_T.to, (tensor, dtype), {})
     return tensor.clone() if copy else tensor
-
-
-def _available(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that JAX has for ``dtype``: by default, it has none of 64 bits."""
-    return dtype if jaxapi.x64_enabled() else _NARROW.get(dtype, dtype)
-
-
-_NARROW: Final = {
-    torch.int64: torch.int32,
-    torch.uint64: torch.uint32,
-    torch.float64: torch.float32,
-    torch.complex128: torch.complex64,
-}
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
@@ -447,7 +435,7 @@ _DISPATCHED: Final[dict[Any, Callable[..., Any]]] = {
 
 def _filled(fill: Any) -> Callable[..., Tensor]:
     def make(size: Sequence[int], *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return Tensor(jnp.full(tuple(size), fill, _jax_type(dtype)))
+        return Tensor(jnp.full(tuple(size), fill, jax_type(dtype)))
 
     return make
 
@@ -455,7 +443,7 @@ def _filled(fill: Any) -> Callable[..., Tensor]:
 def _empty_strided(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    array = jnp.zeros(tuple(size), _jax_type(dtype))
+    array = jnp.zeros(tuple(size), jax_type(dtype))
     if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
         # `torch.tensor` hides our class from what it calls, until `lift_fresh`.
         return in_transit(array, torch.device("jax", 0))
@@ -473,12 +461,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, _: bool = False) -> t
 def _full(size: Sequence[int], value: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     if dtype is None and not isinstance(value, float):
         dtype = torch.bool if isinstance(value, bool) else torch.int64
-    return Tensor(jnp.full(tuple(size), value, _jax_type(dtype)))
-
-
-def _jax_type(dtype: torch.dtype | None) -> Any:
-    wanted = _available(dtype or torch.get_default_dtype())
-    return next(known for known, name in DTYPES.items() if name == wanted)
+    return Tensor(jnp.full(tuple(size), value, jax_type(dtype)))
 
 
 def _from_cpu(overload: Any) -> Callable[..., Tensor]:

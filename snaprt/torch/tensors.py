@@ -49,6 +49,35 @@ DTYPES: Final[dict[Any, torch.dtype]] = {
 }
 """The dtypes of arrays that PyTorch has, too."""
 
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_NARROW: Final = {
+    torch.int64: torch.int32,
+    torch.uint64: torch.uint32,
+    torch.float64: torch.float32,
+    torch.complex128: torch.complex64,
+}
+
+
+def available(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that JAX has for ``dtype``: by default, it has none of 64 bits."""
+    return dtype if jaxapi.x64_enabled() else _NARROW.get(dtype, dtype)
+
+
+def jax_type(dtype: torch.dtype | None) -> Any:
+    """Return the dtype of arrays for one of PyTorch's, and for its default one if it is None.
+
+    Raises:
+        UsageError: JAX has no such dtype, as of quantized numbers.
+    """
+    name = _NAMES.get(available(dtype or torch.get_default_dtype()))
+    if name is None:
+        raise UsageError(
+            f"tensors of {dtype} are not available on this device",
+            hint="use another dtype, or keep them on the CPU",
+        )
+    return name
+
+
 # What NumPy has no type for travels as integers of the same size.
 _AS_INTEGERS: Final = {
     torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),

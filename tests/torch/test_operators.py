@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 
 import snaprt.torch
+from snaprt.errors import UsageError
 from snaprt.torch.lowering import versions
 
 _linalg: Any = torch.linalg
@@ -222,6 +224,20 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "max_pool and back": lambda a, b: functional.max_unpool2d(
         *functional.max_pool2d(_images(a, b), 2, return_indices=True), (2, 2)
     ),
+    "max_unpool of windows that overlap": lambda a, b: functional.max_unpool2d(
+        *functional.max_pool2d(_images(a, b), 3, 1, return_indices=True), 3, 1
+    ),
+    "smooth resize": lambda a, b: torch.cat(
+        [
+            functional.interpolate(_images(a, b), (3, 9), mode="bicubic", antialias=True).flatten(),
+            functional.interpolate(
+                _images(a, b), scale_factor=(0.4, 1.7), mode="bilinear", antialias=True
+            ).flatten(),
+            functional.interpolate(
+                _images(a, b), (2, 5), mode="bilinear", antialias=True, align_corners=True
+            ).flatten(),
+        ]
+    ),
     "adaptive_max_pool": lambda a, b: torch.cat(
         [t.flatten() for t in functional.adaptive_max_pool2d(_images(a, b), (4, 5), True)]
     ),
@@ -230,6 +246,57 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     ),
     "quantile": lambda a, b: (
         a.quantile(0.3, 1, interpolation="nearest") * b.quantile(0.7, 1, interpolation="midpoint")
+    ),
+    "view of bits": lambda a, b: (
+        a.detach().half().view(torch.int32).view(torch.float16)
+        + b.detach().view(torch.uint8).view(torch.int16).view(torch.float32)
+        + torch.view_as_real(a.detach().view(torch.complex64)).reshape(a.shape)
+        + b.detach().view(torch.complex64).view(torch.float32) * (a.sum() + b.sum())
+    ),
+    **{
+        f"index_reduce, {reduce}, {of_self}": lambda a, b, r=reduce, s=of_self: (
+            a.round().index_reduce(1, _on(a, 4, 0, 4), b[:, :3].round(), r, include_self=s) * 1
+        ).index_reduce_(-1, _on(a, 1), b[..., :1], r, include_self=s)
+        for reduce in ("mean", "prod", "amax", "amin")
+        for of_self in (True, False)
+    },
+    "scatter_reduce, prod": lambda a, b: a.round().scatter_reduce(
+        0, (b > 0).long(), b.round(), "prod"
+    ),
+    "histc": lambda a, b: (
+        torch.histc(_on(a, 0.0, -1.5, 2, 0.5, 1, -2.5), 3)
+        + torch.histc(b.detach(), 3, -1, 1) * (a.sum() + b.sum())
+    ),
+    "bincount": lambda a, b: (
+        torch.bincount(_on(a, 0, 2, 2, 5), a[0, 0, :4].detach()) * (a.sum() + b.sum())
+    ),
+    "multilabel_margin_loss": lambda a, b: (
+        functional.multilabel_margin_loss(b[0, :2], _on(a, [3, 0, -1, 2, 1, 0], [1, 2, 3, 4, 5, 0]))
+        + functional.multilabel_margin_loss(a[0, 0], _on(a, -1, 2, 1, 0, 3, 4))
+    ),
+    "fake_quantize": lambda a, b: (
+        torch.fake_quantize_per_tensor_affine(a, 0.1, 1, -5, 7)
+        + torch.fake_quantize_per_tensor_affine(b, b.detach().max(), _on(a, 2).int(), 0, 3)
+        + torch.fake_quantize_per_channel_affine(
+            b, _on(a, 0.1, 0.2, 0.3), _on(a, 1, 2, 0).int(), 0, -5, 7
+        )
+    ),
+    "polygamma": lambda a, b: (
+        a.digamma() + torch.polygamma(1, b) + a.abs().polygamma(2) * b.lgamma()
+    ),
+    "log_ndtr": lambda a, b: torch.special.log_ndtr(a * 3) + torch.special.log_ndtr(-b),
+    "eig": lambda a, b: (
+        _linalg.eig(a)[1].abs() * _linalg.eigvals(b).abs()[..., None] + _linalg.eigvals(b[0]).real
+    ),
+    "eigh of a triangle": lambda a, b: (
+        _linalg.eigh(a)[0] + _linalg.eigvalsh(b, UPLO="U") + _linalg.eigh(b)[1].abs()[0, 0]
+    ),
+    "cholesky of a triangle": lambda a, b: (
+        _linalg.cholesky(_positive(a) + b.triu(1))
+        + _linalg.cholesky(_positive(b) + a.tril(-1), upper=True)
+    ),
+    "new_tensor": lambda a, b: (
+        a * b.new_tensor([1.0, 2, 3, 4, 5, 6]) + b * a.new_tensor(3) + b.new_tensor(True)
     ),
     "sum of booleans": lambda a, b: a + ((b > 0) + (a.detach() > 0) + (b > 1)),
     "ctc_loss": _ctc(_PADDED),
@@ -335,6 +402,26 @@ NOT_SMOOTH: dict[str, Callable[[Any], torch.Tensor]] = {
     "renorm": lambda x: torch.renorm(x * 0, 2, 0, 1.0) + torch.renorm(x, 2, 0, 1.0),
     "std": lambda x: (x * 0).std(1) + x.std(-1, correction=0) + x.std() + torch.std_mean(x * 0)[0],
     "pow": lambda x: x**0 + x.pow(2) + x.detach() ** 0.0,
+    "pow by nothing": lambda x: x**0 + x.pow(0.0),
+    "pow by a tensor": lambda x: x.abs() ** x.relu() + x ** (x.detach() * 0),
+    "division with rounding": lambda x: (
+        torch.div(x, 0.7, rounding_mode="floor") + torch.div(x.exp(), x + 9, rounding_mode="trunc")
+    ),
+    "round to decimals": lambda x: torch.round(x / 3, decimals=1),
+    "copysign": lambda x: torch.copysign(x.detach() + 1, x),
+    "fill_": lambda x: (x * 1).fill_(3) + (x * 1).zero_() + (x * 1).bernoulli_(1.0),
+    "fill_ by a tensor": lambda x: (x.detach() * 1).fill_(x[0, 2]),
+    "bernoulli": lambda x: torch.bernoulli(x.clamp(0, 1).round()) + torch.poisson(x * 0),
+    "nextafter": lambda x: torch.nextafter(x, x.detach() + 1),
+    "i0": torch.i0,
+    "angle of real numbers": lambda x: x.angle(),
+    "number of differences": lambda x: torch.cdist(x, x.detach() + 1, p=0).sum(),
+    "norm of a number": lambda x: (
+        functional.normalize(x[0, 2], dim=0) * torch.linalg.vector_norm(x[1, 0], dim=-1)
+    ),
+    "softmax of nothing": lambda x: torch.ops.aten._safe_softmax(
+        x.masked_fill(x.detach() < 3, -torch.inf), 1
+    ),
     "atan2": lambda x: torch.atan2(x * 0, x),
     "angle": lambda x: torch.complex(x.abs(), x).angle(),
     "sinc": torch.sinc,
@@ -357,6 +444,35 @@ def test_a_gradient_is_that_of_the_cpu_where_there_is_none(name: str) -> None:
     for ours in (function, snaprt.torch.wrap(lambda x: function(x))):
         for got, want in zip(run(ours, snaprt.torch.device()), wanted, strict=True):
             torch.testing.assert_close(got, want, equal_nan=True)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "mT of a vector": (lambda x: x[0].mT, RuntimeError, "Got 1-D tensor"),
+    "mH of a vector": (lambda x: x[0].mH, RuntimeError, "Got 1-D tensor"),
+    "adjoint of a number": (lambda x: x[0, 0].adjoint(), RuntimeError, "Got 0-D tensor"),
+    "bits of another size": (lambda x: x.view(torch.float64), UsageError, "JAX_ENABLE_X64=1"),
+    "a gradient of full matrices": (
+        lambda x: torch.linalg.svd(x)[0],
+        UsageError,
+        "full_matrices=False",
+    ),
+    "packed sequences": (
+        lambda x: torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2])),
+        UsageError,
+        "pad the sequences",
+    ),
+    "sparse tensors": (lambda x: x.to_sparse(), UsageError, "use dense tensors"),
+    "what torchax lacks": (lambda x: torch.geqrf(x), UsageError, "x.cpu()"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_available_says_what_to_do(name: str) -> None:
+    function, kind, part = REFUSED[name]
+    x = torch.ones(3, 2, device=snaprt.torch.device(), requires_grad=True)
+    for ours in (function, snaprt.torch.wrap(lambda x: function(x))):
+        with pytest.raises(kind, match=re.escape(part)):
+            ours(x)
 
 
 @pytest.mark.parametrize("read", [int, float, bool, complex, operator.index])

@@ -134,6 +134,29 @@ def ctc_loss(
     return _private.ctc_loss(log_probs, *given, blank, number, zero_infinity)
 
 
+def _of_matrices(name: str) -> Callable[..., Any]:
+    """Return a function that transposes matrices: the conjugates of them, but for ``mT``."""
+
+    def transpose(tensor: Any, *_: Any) -> Any:
+        if tensor.ndim < 2:
+            raise RuntimeError(
+                f"tensor.{name} is only supported on matrices or batches of matrices. "
+                f"Got {tensor.ndim}-D tensor."
+            )
+        swapped = tensor.transpose(-2, -1)
+        return swapped if name == "mT" else swapped.conj()
+
+    return transpose
+
+
+def new_tensor(tensor: Any, data: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    """Return a tensor of the dtype of another one, or of ``dtype``."""
+    dtype = tensor.dtype if dtype is None else dtype
+    if isinstance(data, torch.Tensor):
+        return data.detach().clone().to(dtype)
+    return torch.tensor(data, dtype=dtype, device=device or "jax")
+
+
 def attention(
     query: Any,
     key: Any,
@@ -241,12 +264,13 @@ CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     functional.scaled_dot_product_attention: attention,
     torch.rrelu: rrelu,
     torch.rrelu_: partial(rrelu, inplace=True),
-    _T.mT.__get__: lambda tensor, *_: tensor.transpose(-2, -1),  # type: ignore[attr-defined]
-    _T.mH.__get__: lambda tensor, *_: tensor.transpose(-2, -1).conj(),  # type: ignore[attr-defined]
-    _T.adjoint: lambda tensor: tensor.transpose(-2, -1).conj(),
-    torch.adjoint: lambda tensor: tensor.transpose(-2, -1).conj(),
+    _T.mT.__get__: _of_matrices("mT"),  # type: ignore[attr-defined]
+    _T.mH.__get__: _of_matrices("mH"),  # type: ignore[attr-defined]
+    _T.adjoint: _of_matrices("adjoint()"),
+    torch.adjoint: _of_matrices("adjoint()"),
     torch.ldexp: lambda mantissa, exponent: mantissa * 2.0**exponent,
     _T.contiguous: contiguous,
+    _T.new_tensor: new_tensor,
     _T.data.__get__: lambda tensor, *_: tensor.detach(),  # type: ignore[attr-defined]
     # torchax's tensors are PyTorch's meta tensors underneath, which initializers leave as they are.
     _T.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]

@@ -14,201 +14,19 @@ import torch
 from torch.nn import functional
 
 from snaprt.errors import UsageError
-from snaprt.torch.lowering import randomness, slopes, versions, windows
+from snaprt.torch.lowering import matrices, randomness, slopes, versions, windows
+from snaprt.torch.tensors import DTYPES, jax_type
 
 _NEVER: Final = -1e30
 """The logarithm of a probability of zero, finite so that gradients are."""
-
-
-def _transposed(matrices: Any) -> Any:
-    """Return the conjugate transposes of matrices."""
-    return jnp.swapaxes(matrices, -1, -2).conj()
-
-
-def _factors(matrices: Any) -> tuple[Any, Any]:
-    """Return the LU factors and the pivots, counted from 1 as LAPACK does."""
-    factors, pivots, _ = jax.lax.linalg.lu(matrices)
-    return factors, pivots + 1
-
-
-def _first_zero_pivot(factors: Any) -> Any:
-    """Return the first diagonal entry of zero, counted from 1, and 0 where there is none."""
-    is_zero = jnp.diagonal(factors, axis1=-2, axis2=-1) == 0
-    return jnp.where(is_zero.any(-1), is_zero.argmax(-1) + 1, 0).astype(jnp.int32)
-
-
-def _is_vector(matrices: Any, right: Any) -> bool:
-    return right.ndim == 1 or (
-        right.ndim == matrices.ndim - 1 and right.shape == matrices.shape[:-1]
-    )
-
-
-def _solve(matrices: Any, right: Any, *, left: bool = True, check_errors: bool = False) -> Any:
-    factors, pivots = _factors(matrices)
-    is_vector = _is_vector(matrices, right)
-    columns = right[..., None] if is_vector else right
-    if left:
-        solution = _broadcast_solve(matrices, columns)
-    else:
-        solution = jnp.swapaxes(
-            _broadcast_solve(jnp.swapaxes(matrices, -1, -2), jnp.swapaxes(columns, -1, -2)), -1, -2
-        )
-    solution = solution[..., 0] if is_vector else solution
-    return solution, factors, pivots, _first_zero_pivot(factors)
-
-
-def _broadcast_solve(matrices: Any, columns: Any) -> Any:
-    return jnp.linalg.solve(*_broadcast_batches(matrices, columns))
-
-
-def _broadcast_batches(*matrices: Any) -> list[Any]:
-    batch = jnp.broadcast_shapes(*[matrix.shape[:-2] for matrix in matrices])
-    return [jnp.broadcast_to(matrix, (*batch, *matrix.shape[-2:])) for matrix in matrices]
-
-
-def _solve_triangular(
-    matrices: Any, right: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Any:
-    matrices, right = _broadcast_batches(matrices, right)
-    return jax.lax.linalg.triangular_solve(
-        matrices, right, left_side=left, lower=not upper, unit_diagonal=unitriangular
-    )
-
-
-def _solve_factored(
-    factors: Any, pivots: Any, right: Any, *, left: bool = True, adjoint: bool = False
-) -> Any:
-    if not left:  # X A = B is A* X* = B*
-        solution = _solve_factored(factors, pivots, _transposed(right), adjoint=not adjoint)
-        return _transposed(solution)
-    factors, right = _broadcast_batches(factors, right)
-    order = jax.lax.linalg.lu_pivots_to_permutation(pivots - 1, factors.shape[-1])[..., None]
-    order = jnp.broadcast_to(order, right.shape)
-    if not adjoint:
-        right = jnp.take_along_axis(right, order, -2)
-        lower = _solve_triangular(factors, right, upper=False, unitriangular=True)
-        return _solve_triangular(factors, lower, upper=True)
-    factors = _transposed(factors)
-    lower = _solve_triangular(factors, right, upper=False)
-    solution = _solve_triangular(factors, lower, upper=True, unitriangular=True)
-    return jnp.take_along_axis(solution, order.argsort(-2), -2)
-
-
-def _solve_cholesky(right: Any, factors: Any, upper: bool = False) -> Any:
-    lower = _transposed(factors) if upper else factors
-    solution = _solve_triangular(lower, right, upper=False)
-    return _solve_triangular(_transposed(lower), solution, upper=True)
-
-
-def _inverse_cholesky(factors: Any, upper: bool = False) -> Any:
-    return _solve_cholesky(jnp.eye(factors.shape[-1], dtype=factors.dtype), factors, upper)
-
-
-def _inverse(matrices: Any, *, check_errors: bool = False) -> Any:
-    return jnp.linalg.inv(matrices), _first_zero_pivot(_factors(matrices)[0])
-
-
-def _least_squares(
-    matrices: Any, right: Any, rcond: float | None = None, *, driver: str | None = None
-) -> Any:
-    """Return the solution, the squared residuals, the rank and the singular values."""
-    rows, columns = matrices.shape[-2:]
-    singular = jnp.linalg.svd(matrices, compute_uv=False)
-    default = float(jnp.finfo(matrices.dtype).eps) * max(rows, columns)
-    cutoff = default if rcond is None else rcond
-    rank = (singular > cutoff * singular[..., :1]).sum(-1)
-    is_vector = _is_vector(matrices, right)
-    right = right[..., None] if is_vector else right
-    solution = jnp.linalg.pinv(matrices, rtol=cutoff) @ right
-    nothing = jnp.zeros(0, singular.dtype)
-    residuals = nothing
-    if rows > columns and driver in ("gels", "gelsd", "gelss"):
-        residuals = jnp.square(jnp.abs(matrices @ solution - right)).sum(-2)
-        residuals = residuals[..., 0] if is_vector else residuals
-    return (
-        solution[..., 0] if is_vector else solution,
-        residuals,
-        rank if driver != "gels" else jnp.zeros(0, jnp.int32),
-        singular if driver in ("gelsd", "gelss") else nothing,
-    )
-
-
-def _determinant(matrices: Any) -> Any:
-    return jnp.linalg.det(matrices), *_factors(matrices)
-
-
-def _log_determinant(matrices: Any) -> Any:
-    return *jnp.linalg.slogdet(matrices), *_factors(matrices)
-
-
-def _unpack(factors: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
-    """Return the permutation, the lower and the upper matrix that LU factors stand for."""
-    rows, columns = factors.shape[-2:]
-    size = min(rows, columns)
-    permutation = lower = upper = jnp.zeros(0, factors.dtype)
-    if unpack_pivots:
-        order = jax.lax.linalg.lu_pivots_to_permutation(pivots - 1, rows)
-        permutation = jnp.swapaxes(jnp.eye(rows, dtype=factors.dtype)[order], -1, -2)
-    if unpack_data:
-        lower = jnp.tril(factors[..., :size], -1) + jnp.eye(rows, size, dtype=factors.dtype)
-        upper = jnp.triu(factors[..., :size, :])
-    return permutation, lower, upper
-
-
-def _lu(matrices: Any, *, pivot: bool = True) -> Any:
-    _check_pivot(pivot)
-    return _unpack(*_factors(matrices))
-
-
-def _lu_factors(matrices: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
-    _check_pivot(pivot)
-    factors, pivots = _factors(matrices)
-    return factors, pivots, _first_zero_pivot(factors)
-
-
-def _check_pivot(pivot: bool) -> None:
-    if not pivot:
-        raise UsageError(
-            "LU factors without pivots are not available on this device",
-            hint="leave out pivot=False",
-        )
-
-
-def _orthogonal(matrices: Any, mode: str = "reduced") -> Any:
-    if mode == "r":
-        return jnp.zeros(0, matrices.dtype), jnp.linalg.qr(matrices, mode="r")
-    return tuple(jnp.linalg.qr(matrices, mode=mode))
-
-
-def _householder_product(vectors: Any, factors: Any) -> Any:
-    """Return the first columns of a product of reflections; JAX's own has no gradient."""
-    rows, columns = vectors.shape[-2:]
-    identity = jnp.eye(rows, columns, dtype=vectors.dtype)
-    below = jnp.tril(vectors, -1) + identity  # of which LAPACK leaves out the ones
-
-    def reflect(product: Any, reflection: Any) -> tuple[Any, None]:
-        vector, factor = reflection
-        along = vector.conj()[..., None, :] @ product
-        return product - factor[..., None, None] * vector[..., None] * along, None
-
-    reflections = (
-        jnp.moveaxis(below[..., : factors.shape[-1]], -1, 0),
-        jnp.moveaxis(factors, -1, 0),
-    )
-    start = jnp.broadcast_to(identity, vectors.shape)
-    return jax.lax.scan(reflect, start, reflections, reverse=True)[0]
 
 
 def _angle(values: Any) -> Any:
     if jnp.iscomplexobj(values):
         return slopes.angle_of(values.imag, values.real)
     is_nan = jnp.isnan(values)
-    angles = jnp.where(values < 0, np.float32(np.pi), np.float32(0))
-    return jnp.where(is_nan, jnp.nan, angles).astype(_floating(values.dtype))
-
-
-def _floating(dtype: Any) -> Any:
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32
+    angles = jnp.where(is_nan, jnp.nan, jnp.where(values < 0, np.float64(np.pi), 0))
+    return slopes.flat(angles.astype(_floats(values).dtype), values)
 
 
 def _search(
@@ -283,8 +101,187 @@ def _bags(
 
 
 def _full_like(values: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    name = None if dtype is None else str(dtype).removeprefix("torch.")
-    return jnp.full_like(values, fill_value, name)
+    return jnp.full_like(values, fill_value, None if dtype is None else jax_type(dtype))
+
+
+def _fill(values: Any, value: Any) -> Any:
+    filled = jnp.broadcast_to(jnp.asarray(value, values.dtype), values.shape)
+    return slopes.attached(filled, values)
+
+
+def _view(values: Any, *shape: Any) -> Any:
+    """Return values in another shape, or their bits as another dtype."""
+    wanted = shape[0]
+    if not isinstance(wanted, torch.dtype):
+        return jnp.reshape(values, wanted if isinstance(wanted, Sequence) else shape)
+    dtype = jnp.dtype(jax_type(wanted))
+    if DTYPES[dtype] != wanted:
+        raise UsageError(
+            f"the bits of a tensor cannot be viewed as {wanted}: this device has no such numbers",
+            hint="set JAX_ENABLE_X64=1",
+        )
+    return _bits(values, dtype)
+
+
+def _bits(values: Any, dtype: Any) -> Any:
+    if dtype == values.dtype:
+        return values
+    if jnp.iscomplexobj(values):
+        parts = jnp.stack([values.real, values.imag], -1)
+        return _bits(parts.reshape(*values.shape[:-1], -1), dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        parts = _bits(values, jnp.finfo(dtype).dtype)
+        pairs = parts.reshape(*parts.shape[:-1], -1, 2)
+        return jax.lax.complex(pairs[..., 0], pairs[..., 1])
+    if dtype == jnp.bool_:
+        return _bits(values, jnp.dtype("uint8")) != 0
+    if values.dtype == jnp.bool_:
+        return _bits(values.astype(jnp.uint8), dtype)
+    ratio, is_wider = (
+        dtype.itemsize // values.dtype.itemsize,
+        dtype.itemsize > values.dtype.itemsize,
+    )
+    if is_wider:
+        values = values.reshape(*values.shape[:-1], -1, ratio)
+    bits = jax.lax.bitcast_convert_type(values, dtype)
+    is_narrower = bits.ndim > values.ndim
+    return bits.reshape(*values.shape[:-1], -1) if is_narrower else bits
+
+
+def _histogram(values: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:  # noqa: A002
+    """Return how many values are in each of the bins between two bounds, by default their own."""
+    low, high = (values.min(), values.max()) if min == max and values.size else (min, max)
+    is_point = low == high
+    low, high = jnp.where(is_point, low - 1, low), jnp.where(is_point, high + 1, high)
+    places = ((values - low) / (high - low) * bins).astype(jnp.int32)
+    places = jnp.where((values >= low) & (values <= high), jnp.minimum(places, bins - 1), bins)
+    return jnp.zeros(bins, values.dtype).at[places.reshape(-1)].add(1, mode="drop")
+
+
+def _count(values: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """Return how often each number is there, or the sum of the weights of those that are equal."""
+    counts = jnp.bincount(values, weights, minlength=minlength)
+    if weights is None:
+        return counts
+    is_float = jnp.issubdtype(weights.dtype, jnp.floating)
+    return counts.astype(weights.dtype if is_float else jax_type(torch.float64))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _multiply_at(values: Any, source: Any, places: Any, includes_self: bool) -> Any:
+    """Multiply what is at some places, or 1 if not ``includes_self``, by values for each."""
+    kept = values if includes_self else values.at[places].set(1)
+    return kept.at[places].multiply(source)
+
+
+@_multiply_at.defjvp
+def _(includes_self: bool, primals: Any, tangents: Any) -> Any:
+    (values, source, places), (change, change_of_source, _) = primals, tangents
+    if not includes_self:
+        values = values.at[places].set(1)
+        change = change * jnp.ones_like(change).at[places].set(0)
+    factors = [jnp.where(each == 0, 1, each) for each in (values, source)]
+    product = _multiply_at(*factors, places, True)
+    zeros = (values == 0).astype(jnp.int32).at[places].add(source == 0)
+
+    def slope(given: Any, factor: Any, product: Any, zeros: Any) -> Any:
+        return jnp.where(zeros > (given == 0), 0, product / factor)
+
+    changes = slope(values, factors[0], product, zeros) * change
+    slopes_of_source = slope(source, factors[1], product[places], zeros[places])
+    result = _multiply_at(values, source, places, True)
+    return result, changes.at[places].add(slopes_of_source * change_of_source)
+
+
+def _scatter_reduce(
+    values: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    jaten = versions.torchax().ops.jaten
+    if reduce not in ("prod", "multiply") or not values.ndim:
+        return jaten._aten_scatter_reduce(
+            values, dim, index, source, reduce, include_self=include_self
+        )
+    places, parts = jaten._scatter_index(dim, index)
+    source = jnp.asarray(source, values.dtype)
+    source = source[tuple(parts)] if source.ndim else jnp.broadcast_to(source, index.shape)
+    return _multiply_at(values, source, tuple(places), include_self)
+
+
+def _index_reduce(
+    values: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    if not values.ndim:
+        rows = (values[None], 0, index.reshape(-1), source.reshape(-1))
+        return _index_reduce(*rows, reduce, include_self=include_self)[0]
+    axis = dim % values.ndim
+    places = jnp.expand_dims(index, [other for other in range(values.ndim) if other != axis])
+    places = jnp.broadcast_to(places, source.shape)
+    return _scatter_reduce(values, axis, places, source, reduce, include_self=include_self)
+
+
+def _multilabel_margin_loss(values: Any, targets: Any, reduction: int = 1) -> Any:
+    """Return the loss of rows with several labels each, up to the first that is -1."""
+    if not values.ndim:
+        loss, is_target = _multilabel_margin_loss(values[None], targets[None], reduction)
+        return loss, is_target[0]
+    is_label = jnp.cumprod(targets != -1, -1, dtype=bool)
+    labels = jnp.where(is_label, targets, 0)
+    is_target = (jax.nn.one_hot(labels, values.shape[-1], dtype=bool) & is_label[..., None]).any(-2)
+    scores = jnp.take_along_axis(values, labels, -1)
+    margins = 1 - scores[..., :, None] + values[..., None, :]
+    is_counted = is_label[..., :, None] & ~is_target[..., None, :] & (margins > 0)
+    losses = jnp.where(is_counted, margins, 0).sum((-1, -2)) / values.shape[-1]
+    loss = (losses, losses.mean(), losses.sum())[reduction]
+    return loss, is_target.astype(values.dtype)
+
+
+def _safe_softmax(values: Any, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """Return a softmax that is zero where all values are -inf."""
+    values = values if dtype is None else values.astype(jax_type(dtype))
+    is_blind = (values == -jnp.inf).all(dim, keepdims=True)
+    return jnp.where(is_blind, 0, jax.nn.softmax(jnp.where(is_blind, 0, values), dim))
+
+
+def _fake_quantize(
+    values: Any, scale: Any, zero_point: Any, *bounds: Any, axis: int | None = None
+) -> Any:
+    """Return values rounded to multiples of ``scale``, and whether they are inside of bounds."""
+    low, high = bounds[-2:]
+    if axis is not None:
+        others = [other for other in range(values.ndim) if other != axis % values.ndim]
+        scale, zero_point = (jnp.expand_dims(each, others) for each in (scale, zero_point))
+    steps = jnp.round(values * (1 / scale)) + zero_point
+    is_inside = (steps >= low) & (steps <= high)
+    rounded = ((jnp.clip(steps, low, high) - zero_point) * scale).astype(values.dtype)
+    passed = slopes.straight_through(values, jax.lax.stop_gradient(rounded))
+    return jnp.where(is_inside, passed, jax.lax.stop_gradient(rounded)), is_inside
+
+
+def _floats(values: Any) -> Any:
+    is_inexact = jnp.issubdtype(values.dtype, jnp.inexact)
+    return values if is_inexact else values.astype(jax_type(None))
+
+
+@jax.custom_jvp
+def _digamma(values: Any) -> Any:
+    at_zero = jnp.copysign(jnp.array(jnp.inf, values.dtype), -values)
+    return jnp.where(values == 0, at_zero, jax.lax.digamma(values))
+
+
+_digamma.defjvps(lambda change, _, values: change * _polygamma(1, values))
+
+
+def _polygamma(n: int, values: Any) -> Any:
+    values = _floats(values)
+    if n == 0:
+        return _digamma(values)
+    if n > 1:
+        return jax.lax.polygamma(jnp.full_like(values, n), values)
+    is_reflected = values < 0.5
+    right = jnp.where(is_reflected, 1 - values, values)
+    slope = jax.lax.polygamma(jnp.ones_like(values), right)
+    waves = jnp.square(jnp.pi / jnp.sin(jnp.pi * jnp.where(is_reflected, values, 0.5)))
+    return jnp.where(is_reflected, waves - slope, slope)
 
 
 def _embedding(
@@ -313,12 +310,14 @@ def _renormalize(weight: Any, indices: Any, max_norm: float, norm_type: float = 
 
 def _distances(first: Any, second: Any, p: float, compute_mode: int | None = None) -> Any:
     """Return the distance of each row of ``first`` to each row of ``second``."""
-    return slopes.norm(first[..., :, None, :] - second[..., None, :, :], p, -1)
+    differences = first[..., :, None, :] - second[..., None, :, :]
+    return slopes.attached(slopes.norm(differences, p, -1), differences.sum(-1))
 
 
 def _own_distances(rows: Any, p: float = 2.0) -> Any:
     first, second = np.triu_indices(len(rows), 1)
-    return slopes.norm(rows[first] - rows[second], p, -1)
+    differences = rows[first] - rows[second]
+    return slopes.attached(slopes.norm(differences, p, -1), differences.sum(-1))
 
 
 def _fill_diagonal(values: Any, fill_value: Any, wrap: bool = False) -> Any:
@@ -332,8 +331,7 @@ def _fill_diagonal(values: Any, fill_value: Any, wrap: bool = False) -> Any:
 
 def _frequencies(make: Callable[..., np.ndarray]) -> Callable[..., Any]:
     def frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-        name = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
-        return jnp.asarray(make(n, d), name)
+        return jnp.asarray(make(n, d), jax_type(dtype))
 
     return frequencies
 
@@ -375,8 +373,7 @@ def _window(kind: Callable[..., Callable[[int], np.ndarray]]) -> Callable[..., A
         window = kind(*parameters, **options)
         is_longer = periodic and window_length > 1
         values = window(window_length + is_longer)[:window_length] if window_length else np.zeros(0)
-        name = str(dtype or torch.get_default_dtype()).removeprefix("torch.")
-        return jnp.asarray(values, name)
+        return jnp.asarray(values, jax_type(dtype))
 
     return make
 
@@ -464,7 +461,7 @@ def _grouped_product(
         bias: None: PyTorch takes no other.
         out_dtype: The type of the result, if it is another one.
     """
-    dtype = left.dtype if out_dtype is None else jnp.dtype(str(out_dtype).removeprefix("torch."))
+    dtype = left.dtype if out_dtype is None else jax_type(out_dtype)
     if offs is None:
         return jnp.matmul(left, right).astype(dtype)
     if left.ndim == right.ndim == 2:
@@ -493,30 +490,32 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "_cdist_forward": _distances,
     "_embedding_bag": _bags,
     "_embedding_bag_forward_only": _bags,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantize,
     "_grouped_mm": _grouped_product,
-    "_linalg_det": _determinant,
-    "_linalg_slogdet": _log_determinant,
-    "_linalg_solve_ex": _solve,
+    "_safe_softmax": _safe_softmax,
     "_pdist_forward": _own_distances,
     "add": _add,
     "angle": _angle,
+    "bincount": _count,
     "bucketize": _bucketize,
-    "cholesky_inverse": _inverse_cholesky,
-    "cholesky_solve": _solve_cholesky,
+    "digamma": lambda values: _digamma(_floats(values)),
     "embedding": _embedding,
+    "fake_quantize_per_channel_affine_cachemask": lambda values, scale, zero, axis, *bounds: (
+        _fake_quantize(values, scale, zero, *bounds, axis=axis)
+    ),
+    "fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
+    "fill": _fill,
     "full_like": _full_like,
-    "linalg_householder_product": _householder_product,
-    "linalg_inv_ex": _inverse,
-    "linalg_lstsq": _least_squares,
-    "linalg_lu_solve": _solve_factored,
-    "linalg_qr": _orthogonal,
-    "linalg_solve_triangular": _solve_triangular,
-    "linalg_lu": _lu,
-    "linalg_lu_factor_ex": _lu_factors,
-    "lu_solve": lambda right, factors, pivots: _solve_factored(factors, pivots, right),
-    "lu_unpack": _unpack,
-    "mT": lambda matrices: jnp.swapaxes(matrices, -1, -2),
+    "histc": _histogram,
+    "index_reduce": _index_reduce,
+    "lgamma": lambda values: jax.lax.lgamma(_floats(values)),
+    "multilabel_margin_loss_forward": _multilabel_margin_loss,
+    "polygamma": _polygamma,
+    "scatter.reduce": _scatter_reduce,
+    "scatter.value_reduce": _scatter_reduce,
+    "scatter_reduce": _scatter_reduce,
     "searchsorted": _search,
+    "special_log_ndtr": lambda values: jax.scipy.special.log_ndtr(_floats(values)),
     **CONSTANTS,
 }
 """JAX functions, by the names of PyTorch's operators."""
@@ -525,12 +524,14 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     torch.ctc_loss: _ctc,
     torch.take_along_dim: _take_along,
     torch.Tensor.take_along_dim: _take_along,
+    torch.Tensor.view: _view,
 }
 """JAX functions, by PyTorch's functions whose own code refuses what they get on the device."""
 
 COMPOSED: Final[Sequence[Any]] = (
     *(torch.angle, torch.linalg.det, torch.linalg.slogdet, torch.logdet, torch.lu_solve),
     *(torch.cdist, torch.linalg.solve, torch.linalg.solve_ex, functional.max_pool2d),
+    *(torch.linalg.svd, torch.svd),
 )
 """Functions that PyTorch computes by these operators, and torchax by others."""
 
@@ -548,7 +549,7 @@ def corrected_environment() -> Any:
         *((name, function, False, False) for name, function in randomness.OPERATORS.items()),
         *(
             (name, function, True, False)
-            for table in (OPERATORS, slopes.OPERATORS, windows.OPERATORS)
+            for table in (OPERATORS, matrices.OPERATORS, slopes.OPERATORS, windows.OPERATORS)
             for name, function in table.items()
         ),
     ]
@@ -560,34 +561,61 @@ def corrected_environment() -> Any:
             for known, function in (
                 (torch.Tensor.fill_diagonal_, _fill_diagonal),
                 (torch.ops.aten.embedding_renorm_.default, _renormalize),
+                (torch.ops.aten.zero_.default, lambda values: _fill(values, 0)),
             )
         ),
     ]
     for known, function, is_jax, is_view in ours:
         environment.override_op_definition(known, function, is_view)
         environment._ops[known].is_jax_function = is_jax
-    _write_in_place(environment)
+    _look_up_further(environment)
     return environment
 
 
-def _write_in_place(environment: Any) -> None:
-    """Let operators that write in place and are not known be those that do not."""
+_HINTS: Final = {
+    "_pack_padded_sequence": "pad the sequences, and mask what is beyond their lengths",
+    "_pad_packed_sequence": "pad the sequences, and mask what is beyond their lengths",
+    "_to_sparse": "use dense tensors",
+    "sparse": "use dense tensors",
+    "quantize": "use torch.fake_quantize_per_tensor_affine, which rounds in the same way",
+}
+"""What to do instead, by parts of the names of operators."""
+
+
+def _look_up_further(environment: Any) -> None:
+    """Let operators that write in place and are not known be those that do not.
+
+    All others that are not known are errors, after which PyTorch may compute them by others.
+    """
     torchax = versions.torchax()
     look_up = environment._get_op_or_decomp
+    not_found = torchax.tensor.OperatorNotFound
+
+    class NotAvailableError(UsageError, not_found):  # type: ignore[misc, valid-type]
+        """An operator that is not available on this device."""
 
     def find(operator: Any) -> Any:
         try:
             return look_up(operator)
-        except torchax.tensor.OperatorNotFound:
+        except not_found:
             packet = getattr(operator, "overloadpacket", None)
-            name = getattr(packet, "__name__", "")
+            name = getattr(packet, "__name__", "") or str(operator)
             known = getattr(torch.ops.aten, name.removesuffix("_"), packet)
-            if known is packet:
-                raise
+        if known is packet:
+            hints = [hint for part, hint in _HINTS.items() if part in name]
+            raise NotAvailableError(
+                f"the operator {name} of PyTorch is not available on this device",
+                hint=(hints or [_COMPUTE_ELSEWHERE])[0],
+            )
         environment.override_op_definition(operator, torchax.ops.op_base.InplaceOp(known), True)
         return environment._ops[operator]
 
     environment._get_op_or_decomp = find
+
+
+_COMPUTE_ELSEWHERE: Final = (
+    "use other functions of PyTorch, or compute it on the CPU, outside of what is wrapped: x.cpu()"
+)
 
 
 def _overloads(name: str) -> list[Any]:

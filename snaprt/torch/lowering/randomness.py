@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import torch
 
 from snaprt.torch.lowering import versions
+from snaprt.torch.lowering.slopes import flat
 
 
 def _uniform(key: Any, like: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
@@ -88,18 +89,30 @@ def _draw(sampler: Callable[..., Any], *operands: Any, **options: Any) -> Any:
 def _filling(sampler: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that writes into its tensor what ``sampler`` draws."""
 
+    def draw(key: Any, like: Any, *args: Any, **options: Any) -> Any:
+        return flat(sampler(key, like, *args, **options).astype(like.dtype), like)
+
     def fill(tensor: Any, *args: Any, generator: None = None, **named: Any) -> Any:
         options = {_RENAMED.get(name, name): _array(value) for name, value in named.items()}
-        return tensor.copy_(_draw(sampler, tensor, *args, **options).to(tensor.dtype))
+        return tensor.copy_(_draw(draw, tensor, *args, **options))
 
     return fill
 
 
-def _sampling(sampler: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose result has the dtype of its first tensor."""
+def _sampling(sampler: Callable[..., Any], *, is_flat: bool = False) -> Callable[..., Any]:
+    """Return a function whose result has the dtype of its first tensor.
+
+    Args:
+        sampler: What draws.
+        is_flat: Whether its gradients are zeros.
+    """
+
+    def draw(key: Any, *operands: Any) -> Any:
+        drawn = sampler(key, *operands).astype(operands[0].dtype)
+        return flat(drawn, *operands) if is_flat else drawn
 
     def sample(*operands: Any, generator: None = None) -> Any:
-        return _draw(lambda key, *a: sampler(key, *a).astype(a[0].dtype), *operands)
+        return _draw(draw, *operands)
 
     return sample
 
@@ -132,7 +145,7 @@ def normal(
 
 def bernoulli(tensor: Any, p: Any = None, *, generator: None = None) -> Any:
     """Draw zeros and ones: ones with the probabilities of the tensor, or with ``p``."""
-    return torch.empty_like(tensor).bernoulli_(tensor if p is None else p)
+    return tensor.clone().bernoulli_(tensor if p is None else p)
 
 
 _FILLS: Final[dict[str, Callable[..., Any]]] = {
@@ -149,6 +162,9 @@ _FILLS: Final[dict[str, Callable[..., Any]]] = {
 _SAMPLES: Final[dict[str, Callable[..., Any]]] = {
     "_sample_dirichlet": _dirichlet,
     "_standard_gamma": jax.random.gamma,
+}
+
+_JUMPS: Final[dict[str, Callable[..., Any]]] = {
     "binomial": jax.random.binomial,
     "poisson": jax.random.poisson,
 }
@@ -159,6 +175,7 @@ IN_PLACE: Final = {name: _filling(sampler) for name, sampler in _FILLS.items()}
 
 OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     **{name: _sampling(sampler) for name, sampler in _SAMPLES.items()},
+    **{name: _sampling(sampler, is_flat=True) for name, sampler in _JUMPS.items()},
     "bernoulli": bernoulli,
     "normal": normal,
 }

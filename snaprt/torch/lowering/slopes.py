@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import torch
 
 from snaprt.torch.lowering import versions
+from snaprt.torch.tensors import jax_type
 
 _fixed = jax.lax.stop_gradient
 
@@ -143,19 +144,58 @@ def _running(name: str) -> Callable[..., Any]:
     return call
 
 
-def _flat(name: str) -> Callable[..., Any]:
-    """Return an operator that is constant but for jumps: it has a gradient of zeros, not none."""
+@jax.custom_jvp
+def straight_through(old: Any, new: Any) -> Any:
+    """Return the new values, with the gradient of the old."""
+    return new
 
-    def call(values: Any) -> Any:
-        return getattr(versions.torchax().ops.jaten, f"_aten_{name}")(values)
 
-    flat = jax.custom_jvp(call)
-    flat.defjvps(lambda change, _, __: jnp.where(False, change, 0))
-    return lambda values: (flat if jnp.issubdtype(values.dtype, jnp.floating) else call)(values)
+@straight_through.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return primals[1], tangents[0]
+
+
+def flat(result: Any, *operands: Any) -> Any:
+    """Return a result that is constant but for jumps: its gradients are zeros, not none."""
+    return attached(_fixed(result), *operands)
+
+
+def attached(result: Any, *operands: Any) -> Any:
+    """Return a result that depends on the operands, too, with gradients of zeros."""
+    for operand in operands:
+        if jnp.issubdtype(getattr(operand, "dtype", bool), jnp.inexact):
+            result = jnp.where(False, operand.astype(result.dtype), result)
+    return result
+
+
+def _step(name: str) -> Callable[..., Any]:
+    """Return an operator of torchax as one that is constant but for jumps."""
+
+    def call(*operands: Any, **options: Any) -> Any:
+        given = [_fixed(each) if hasattr(each, "dtype") else each for each in operands]
+        result = getattr(versions.torchax().ops.jaten, f"_aten_{name}")(*given, **options)
+        return flat(result, *operands)
+
+    return call
+
+
+_STEPS: Final = ("ceil", "floor", "floor_divide", "round", "sign", "trunc")
+
+
+def _divide(values: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    result = versions.torchax().ops.jaten._aten_div(values, other, rounding_mode)
+    return flat(result, values, other) if rounding_mode else result
+
+
+def _copy_sign(values: Any, signs: Any) -> Any:
+    result = versions.torchax().ops.jaten._aten_copysign(values, signs)
+    return attached(result, signs)
 
 
 def _axes(values: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the axes that PyTorch means, all by none."""
+    """Return the axes that PyTorch means, all by none; a number has one in its place."""
+    if values.ndim == 0:
+        return ()
     return tuple([dim] if isinstance(dim, int) else dim or range(values.ndim))
 
 
@@ -169,7 +209,7 @@ def norm(
 ) -> Any:
     """Return norms of vectors along axes; those of zeros have no gradient."""
     if dtype is not None:
-        values = values.astype(str(dtype).removeprefix("torch."))
+        values = values.astype(jax_type(dtype))
     axis = _axes(values, dim)
     sizes = _abs(values)
     order = float(ord)
@@ -209,10 +249,38 @@ def _deviation_and_mean(values: Any, dim: Any = None, **options: Any) -> Any:
     return _deviation(values, dim, **options), mean
 
 
+@jax.custom_jvp
+def _power_of_arrays(base: Any, exponent: Any) -> Any:
+    return jnp.power(base, exponent)
+
+
+@_power_of_arrays.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (base, exponent), (change, change_of_exponent) = primals, tangents
+    power = _power_of_arrays(base, exponent)
+    slope = jnp.where(exponent == 0, 0, exponent * _power_of_arrays(base, exponent - 1))
+    is_level = (base == 0) & (exponent.real >= 0)
+    logarithm = jnp.log(jnp.where(is_level, 1, base))
+    slope_of_exponent = jnp.where(is_level, 0, power * logarithm)
+    return power, slope * change + slope_of_exponent * change_of_exponent
+
+
 def _power(base: Any, exponent: Any) -> Any:
+    both = (base, exponent)
+    if all(jnp.issubdtype(getattr(value, "dtype", bool), jnp.inexact) for value in both):
+        dtype = jnp.result_type(*both)
+        return _power_of_arrays(*jnp.broadcast_arrays(*[each.astype(dtype) for each in both]))
     power = versions.torchax().ops.jaten._aten_pow(base, exponent)
     is_flat = not hasattr(exponent, "dtype") and exponent == 0
-    return _fixed(power) if is_flat else power
+    return flat(power, base) if is_flat else power
+
+
+@jax.custom_jvp
+def _bessel(values: Any) -> Any:
+    return jax.scipy.special.i0(values)
+
+
+_bessel.defjvps(lambda change, _, values: change * jax.scipy.special.i1(values))
 
 
 def angle_of(first: Any, second: Any) -> Any:
@@ -254,22 +322,28 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "abs": _abs,
     "atan2": angle_of,
     "binary_cross_entropy": _binary_cross_entropy,
+    **{name: _step(name) for name in _STEPS},
     "clamp": _clamp,
     "clamp_max": lambda values, max: _clamp(values, None, max),  # noqa: A006 - PyTorch's name
     "clamp_min": _clamp,
+    "copysign": _copy_sign,
     "cummax": _running("cummax"),
     "cummin": _running("cummin"),
     "dist": lambda first, second, p=2: norm(first - second, p),
+    "div": _divide,
     "hardsigmoid": _hardsigmoid,
     "hardswish": _hardswish,
     "hardtanh": _hardtanh,
+    "i0": _bessel,
     "leaky_relu": _leaky_relu,
     "linalg_vector_norm": norm,
     "log_sigmoid_forward": _log_sigmoid,
     "max.dim": _extreme(jnp.max, jnp.argmax),
     "min.dim": _extreme(jnp.min, jnp.argmin),
+    "nextafter": lambda values, other: straight_through(
+        values, jnp.nextafter(_fixed(values), _fixed(other))
+    ),
     "pow": _power,
-    **{name: _flat(name) for name in ("ceil", "floor", "round", "sign", "trunc")},
     "relu6": lambda values: _hardtanh(values, 0, 6),
     "sinc": jnp.sinc,
     "std.correction": _deviation,

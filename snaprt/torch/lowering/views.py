@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from snaprt.errors import UsageError
 from snaprt.torch.lowering import versions
 from snaprt.torch.lowering.numbers import with_bounds
+from snaprt.torch.lowering.slopes import straight_through
 from snaprt.torch.tensors import DTYPES, Part, Tensor, View, constant_of
 
 _T = torch.Tensor
@@ -75,17 +76,7 @@ def unseen_by_autograd(old: Any, new: Any) -> Any:
     is_same_kind = old.shape == new.shape and old.dtype == new.dtype
     if not is_same_kind or not jnp.issubdtype(old.dtype, jnp.inexact):
         return jax.lax.stop_gradient(new)
-    return _straight_through(old, jax.lax.stop_gradient(new))
-
-
-@jax.custom_jvp
-def _straight_through(old: Any, new: Any) -> Any:
-    return new
-
-
-@_straight_through.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return primals[1], tangents[0]
+    return straight_through(old, jax.lax.stop_gradient(new))
 
 
 def _read(tensor: Any) -> Any:
