@@ -295,6 +295,14 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
         _linalg.cholesky(_positive(a) + b.triu(1))
         + _linalg.cholesky(_positive(b) + a.tril(-1), upper=True)
     ),
+    "tensor_split": lambda a, b: torch.cat(
+        [
+            torch.tensor_split(a, indices=(1, 4), dim=1)[1],
+            torch.tensor_split(b, sections=2, dim=1)[0],
+            a.tensor_split(3, 1)[0],
+        ],
+        1,
+    ),
     "new_tensor": lambda a, b: (
         a * b.new_tensor([1.0, 2, 3, 4, 5, 6]) + b * a.new_tensor(3) + b.new_tensor(True)
     ),
@@ -424,7 +432,23 @@ NOT_SMOOTH: dict[str, Callable[[Any], torch.Tensor]] = {
     ),
     "atan2": lambda x: torch.atan2(x * 0, x),
     "angle": lambda x: torch.complex(x.abs(), x).angle(),
-    "sinc": torch.sinc,
+    "sinc": lambda x: torch.sinc(x) + torch.sinc(x / 1e12),
+    "exponentials of large numbers": lambda x: (
+        functional.elu(x * 50)
+        + functional.selu(x * 50)
+        + functional.celu(x * 50, 2.0)
+        + functional.softplus(x * 50)
+        + functional.softplus(x, 3.0, 4.0)
+        + functional.mish(x * 50)
+    ),
+    "xlogy": lambda x: (
+        torch.xlogy(x.relu(), x.detach() + 3)
+        + torch.xlogy(x.abs(), x.abs())
+        + torch.special.xlog1py(x.relu(), x.detach().abs())
+        + torch.xlogy(2, x.exp())
+    ),
+    "logit": lambda x: torch.logit(x / 8 + 0.5) + torch.logit(x, 0.1),
+    "fmod": lambda x: x.fmod(torch.full_like(x, torch.inf)) + x.fmod(2) + torch.fmod(x.exp(), 3),
 }
 
 

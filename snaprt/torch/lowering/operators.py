@@ -531,7 +531,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
 COMPOSED: Final[Sequence[Any]] = (
     *(torch.angle, torch.linalg.det, torch.linalg.slogdet, torch.logdet, torch.lu_solve),
     *(torch.cdist, torch.linalg.solve, torch.linalg.solve_ex, functional.max_pool2d),
-    *(torch.linalg.svd, torch.svd),
+    *(torch.linalg.svd, torch.svd, torch.tensor_split),
 )
 """Functions that PyTorch computes by these operators, and torchax by others."""
 

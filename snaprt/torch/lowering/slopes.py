@@ -53,6 +53,71 @@ def _hardswish(values: Any) -> Any:
     return jnp.where(values <= -3, 0, jnp.where(values < 3, inside, values))
 
 
+def _elu(values: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    is_above = values > 0
+    below = jnp.where(is_above, 0, values)  # of which the exponential is finite
+    return jnp.where(is_above, values, alpha * jnp.expm1(below * input_scale)) * scale
+
+
+def _softplus(values: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    is_linear = values * beta > threshold
+    below = jnp.where(is_linear, 0, values * beta)
+    return jnp.where(is_linear, values, jnp.log1p(jnp.exp(below)) / beta)
+
+
+def _sinc(values: Any) -> Any:
+    is_small = _fixed(jnp.abs(values)) < 1e-2  # where the quotient has no precise slope
+    angles = jnp.pi * jnp.where(is_small, 1, values)
+    squares = jnp.square(jnp.pi * values)
+    series = 1 - squares / 6 * (1 - squares / 20 * (1 - squares / 42))
+    return jnp.where(is_small, series, jnp.sin(angles) / angles)
+
+
+def _logit(values: Any, eps: float | None = None) -> Any:
+    if eps is not None:
+        inside = (values >= eps) & (values <= 1 - eps)
+        values = jnp.where(inside, values, _fixed(jnp.clip(values, eps, 1 - eps)))
+    return _log_odds(values)
+
+
+@jax.custom_jvp
+def _log_odds(values: Any) -> Any:
+    return jnp.log(values / (1 - values))
+
+
+@_log_odds.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (values,), (change,) = primals, tangents
+    slope = 1 / (values * (1 - values))
+    return _log_odds(values), jnp.where((values < 0) | (values > 1), jnp.nan, slope) * change
+
+
+def _times_logarithm(shift: int) -> Callable[..., Any]:
+    """Return a function for x * log(y + shift), which is zero where x is."""
+
+    def logarithm(other: Any) -> Any:
+        return jnp.log1p(other) if shift else jnp.log(other)
+
+    @jax.custom_jvp
+    def call(values: Any, other: Any) -> Any:
+        result = jnp.where(values == 0, 0, values * logarithm(other))
+        return jnp.where(jnp.isnan(other), jnp.nan, result)
+
+    @call.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (values, other), (change, change_of_other) = primals, tangents
+        is_nothing = (values == 0) & (other <= -shift)
+        slope = jnp.where(is_nothing, 0, logarithm(jnp.where(is_nothing, 1, other)))
+        return call(values, other), slope * change + values / (other + shift) * change_of_other
+
+    def of_operands(values: Any, other: Any) -> Any:
+        dtype = jnp.result_type(values, other)
+        dtype = dtype if jnp.issubdtype(dtype, jnp.inexact) else jax_type(None)
+        return call(*jnp.broadcast_arrays(*[jnp.asarray(v, dtype) for v in (values, other)]))
+
+    return of_operands
+
+
 def _leaky_relu(values: Any, negative_slope: float = 0.01) -> Any:
     return jnp.where(values > 0, values, values * negative_slope)
 
@@ -189,7 +254,7 @@ def _divide(values: Any, other: Any, *, rounding_mode: str | None = None) -> Any
 
 def _copy_sign(values: Any, signs: Any) -> Any:
     result = versions.torchax().ops.jaten._aten_copysign(values, signs)
-    return attached(result, signs)
+    return attached(jnp.where(values == 0, _fixed(result), result), signs)
 
 
 def _axes(values: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -331,6 +396,8 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "cummin": _running("cummin"),
     "dist": lambda first, second, p=2: norm(first - second, p),
     "div": _divide,
+    "elu": _elu,
+    "fmod": jnp.fmod,
     "hardsigmoid": _hardsigmoid,
     "hardswish": _hardswish,
     "hardtanh": _hardtanh,
@@ -338,15 +405,20 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "leaky_relu": _leaky_relu,
     "linalg_vector_norm": norm,
     "log_sigmoid_forward": _log_sigmoid,
+    "logit": _logit,
     "max.dim": _extreme(jnp.max, jnp.argmax),
     "min.dim": _extreme(jnp.min, jnp.argmin),
+    "mish": lambda values: values * jnp.tanh(_softplus(values)),
     "nextafter": lambda values, other: straight_through(
         values, jnp.nextafter(_fixed(values), _fixed(other))
     ),
     "pow": _power,
     "relu6": lambda values: _hardtanh(values, 0, 6),
-    "sinc": jnp.sinc,
+    "sinc": _sinc,
+    "softplus": _softplus,
+    "special_xlog1py": _times_logarithm(1),
     "std.correction": _deviation,
     "std_mean.correction": _deviation_and_mean,
+    "xlogy": _times_logarithm(0),
 }
 """JAX functions, by the names of PyTorch's operators."""
