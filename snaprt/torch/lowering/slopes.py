@@ -388,6 +388,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "atan2": angle_of,
     "binary_cross_entropy": _binary_cross_entropy,
     **{name: _step(name) for name in _STEPS},
+    "celu": lambda values, alpha=1.0: _elu(values, alpha, 1, 1 / alpha),
     "clamp": _clamp,
     "clamp_max": lambda values, max: _clamp(values, None, max),  # noqa: A006 - PyTorch's name
     "clamp_min": _clamp,
