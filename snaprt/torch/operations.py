@@ -217,7 +217,9 @@ def _cpu(tensor: Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    copy = kwargs.pop("copy", False)
+    flags = [arg for arg in args if isinstance(arg, bool)]  # `non_blocking` and `copy`
+    args = tuple([arg for arg in args if not isinstance(arg, bool)])
+    copy = kwargs.pop("copy", flags[1:] == [True])
     other = kwargs.pop("other", None)
     if args and isinstance(args[0], torch.Tensor):
         other, args = args[0], args[1:]

@@ -238,6 +238,10 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
             ).flatten(),
         ]
     ),
+    "resize to a square": lambda a, b: (
+        functional.interpolate(_images(a, b), 4, mode="bicubic")
+        + functional.interpolate(input=_images(a, b), size=4, mode="bilinear", align_corners=True)
+    ),
     "adaptive_max_pool": lambda a, b: torch.cat(
         [t.flatten() for t in functional.adaptive_max_pool2d(_images(a, b), (4, 5), True)]
     ),
@@ -295,6 +299,7 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
         _linalg.cholesky(_positive(a) + b.triu(1))
         + _linalg.cholesky(_positive(b) + a.tril(-1), upper=True)
     ),
+    "copies": lambda a, b: b.to(torch.float32, False, True).mul_(2) + a.to(b, False, True),
     "tensor_split": lambda a, b: torch.cat(
         [
             torch.tensor_split(a, indices=(1, 4), dim=1)[1],

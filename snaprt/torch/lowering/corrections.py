@@ -210,6 +210,23 @@ def _with_source_expanded(args: Any, kwargs: dict[str, Any]) -> Adapted:
     return args, kwargs
 
 
+def _with_copy(args: Any, kwargs: dict[str, Any]) -> Adapted:
+    """Return the arguments of `Tensor.to`, with a copy of the tensor if that is asked for."""
+    tensor, *rest = args
+    flags = [value for value in rest if isinstance(value, bool)]  # `non_blocking` and `copy`
+    if kwargs.get("copy") or flags[1:] == [True]:
+        tensor = tensor.clone()
+    return (tensor, *rest), {name: value for name, value in kwargs.items() if name != "copy"}
+
+
+def _with_size_of_each_axis(args: Any, kwargs: dict[str, Any]) -> Adapted:
+    """Return the arguments of `interpolate`, with a size for each axis."""
+    named = {**dict(zip(("input", "size"), args, strict=False)), **kwargs}
+    tensor, size = named.pop("input"), named.pop("size", None)
+    size = (size,) * (tensor.ndim - 2) if isinstance(size, int) else size
+    return (tensor, size, *args[2:]), named
+
+
 _T = torch.Tensor
 _private: Any = torch
 
@@ -220,6 +237,8 @@ ARGUMENTS: Final[dict[Any, Callable[[Any, dict[str, Any]], Adapted]]] = {
         for name in ("clamp", "clamp_", "clip", "clip_")
     },
     _T.copy_: _with_source_expanded,
+    _T.to: _with_copy,
+    functional.interpolate: _with_size_of_each_axis,
 }
 """What a function is called with on tensors of torchax, in the place of its arguments."""
 

@@ -117,6 +117,8 @@ def watch_views() -> None:
         set_item(tensor, _of_trace(as_index(index)), _of_trace(value))
 
     kind.__setitem__ = set_part
+    kind.__deepcopy__ = lambda tensor, _: tensor.clone()
+    kind.__format__ = lambda tensor, _: str(tensor)  # there is no value to format
     for name in ("flatten", "detach"):  # methods that no mode of PyTorch is asked about
         setattr(kind, name, _noted(getattr(kind, name), getattr(_T, name)))
 
