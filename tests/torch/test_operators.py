@@ -504,6 +504,36 @@ def test_what_is_not_available_says_what_to_do(name: str) -> None:
             ours(x)
 
 
+INTEGERS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "division with rounding": lambda x: torch.stack(
+        [torch.div(x, d, rounding_mode=mode) for d in (3, -3) for mode in ("floor", "trunc")]
+    ),
+    "powers": lambda x: torch.stack([x**7, x.square(), x.pow(x.abs())]),
+    "extremes without those before": lambda x: torch.stack(
+        [
+            x.scatter_reduce(0, _on(x, 0, 0, 2), x * 1, reduce, include_self=False)
+            for reduce in ("amin", "amax", "prod")
+        ]
+    ),
+    "sums": lambda x: torch.cat([x.cumsum(0), x.cumprod(0), x.sum()[None], x.prod()[None]]),
+    "sums in another type": lambda x: x.half().sum(dtype=torch.float32) + x.sum(dtype=torch.half),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_are_computed_exactly_in_the_dtypes_of_pytorch(
+    name: str, dtype: torch.dtype
+) -> None:
+    function = INTEGERS[name]
+    x = torch.tensor([5, 11, 249 if dtype == torch.uint8 else -7], dtype=dtype)
+    wanted = function(x)
+    for ours in (function, snaprt.torch.wrap(lambda x: function(x))):
+        got = ours(x.to(snaprt.torch.device())).cpu()
+        assert got.dtype == {torch.int64: torch.int32}.get(wanted.dtype, wanted.dtype)
+        torch.testing.assert_close(got, wanted.to(got.dtype), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("read", [int, float, bool, complex, operator.index])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_a_tensor_of_one_element_is_read_whatever_its_shape(

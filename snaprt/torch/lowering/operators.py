@@ -104,6 +104,17 @@ def _full_like(values: Any, fill_value: Any, *, dtype: torch.dtype | None = None
     return jnp.full_like(values, fill_value, None if dtype is None else jax_type(dtype))
 
 
+def _summing(name: str) -> Callable[..., Any]:
+    """Return an operator of torchax that sums or multiplies, small integers as large ones."""
+
+    def call(values: Any, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+        if dtype is not None or slopes.is_whole(values):
+            values = values.astype(jax_type(dtype or torch.int64))
+        return getattr(versions.torchax().ops.jaten, f"_aten_{name}")(values, *args, **options)
+
+    return call
+
+
 def _fill(values: Any, value: Any) -> Any:
     filled = jnp.broadcast_to(jnp.asarray(value, values.dtype), values.shape)
     return slopes.attached(filled, values)
@@ -197,6 +208,11 @@ def _scatter_reduce(
     values: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
     jaten = versions.torchax().ops.jaten
+    if reduce in ("amax", "amin") and not include_self and slopes.is_whole(values):
+        range_ = jnp.iinfo(values.dtype)
+        start = range_.min if reduce == "amax" else range_.max
+        values = jaten._aten_scatter_reduce(values, dim, index, jnp.full_like(source, start))
+        include_self = True
     if reduce not in ("prod", "multiply") or not values.ndim:
         return jaten._aten_scatter_reduce(
             values, dim, index, source, reduce, include_self=include_self
@@ -516,6 +532,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "scatter_reduce": _scatter_reduce,
     "searchsorted": _search,
     "special_log_ndtr": lambda values: jax.scipy.special.log_ndtr(_floats(values)),
+    **{name: _summing(name) for name in ("cumprod", "cumsum", "prod", "sum")},
     **CONSTANTS,
 }
 """JAX functions, by the names of PyTorch's operators."""

@@ -247,7 +247,22 @@ def _step(name: str) -> Callable[..., Any]:
 _STEPS: Final = ("ceil", "floor", "floor_divide", "round", "sign", "trunc")
 
 
+def is_whole(*values: Any) -> bool:
+    """Return whether values are integers or booleans, as arrays or as numbers."""
+    return not any(jnp.issubdtype(jnp.result_type(value), jnp.inexact) for value in values)
+
+
+def whole(*values: Any) -> list[Any]:
+    """Return integers as arrays of the dtype that PyTorch computes with."""
+    dtype = jnp.result_type(*values)
+    dtype = jax_type(torch.int64) if dtype == jnp.bool_ else dtype
+    return [jnp.asarray(value).astype(dtype) for value in values]
+
+
 def _divide(values: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode and is_whole(values, other):  # as floats, large ones would not be exact
+        divide = jnp.floor_divide if rounding_mode == "floor" else jax.lax.div
+        return divide(*jnp.broadcast_arrays(*whole(values, other)))
     result = versions.torchax().ops.jaten._aten_div(values, other, rounding_mode)
     return flat(result, values, other) if rounding_mode else result
 
@@ -335,6 +350,8 @@ def _power(base: Any, exponent: Any) -> Any:
     if all(jnp.issubdtype(getattr(value, "dtype", bool), jnp.inexact) for value in both):
         dtype = jnp.result_type(*both)
         return _power_of_arrays(*jnp.broadcast_arrays(*[each.astype(dtype) for each in both]))
+    if is_whole(*both):
+        return jnp.power(*whole(*both))
     power = versions.torchax().ops.jaten._aten_pow(base, exponent)
     is_flat = not hasattr(exponent, "dtype") and exponent == 0
     return flat(power, base) if is_flat else power
