@@ -225,7 +225,7 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
         *functional.max_pool2d(_images(a, b), 2, return_indices=True), (2, 2)
     ),
     "max_unpool of windows that overlap": lambda a, b: functional.max_unpool2d(
-        *functional.max_pool2d(_images(a, b), 3, 1, return_indices=True), 3, 1
+        *functional.max_pool2d(_images(a, b), 3, 1, return_indices=True), (3, 3), (1, 1)
     ),
     "smooth resize": lambda a, b: torch.cat(
         [
