@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from snaprt import jaxapi, stacks
+from snaprt import jaxapi
+from snaprt.host import stacks
 
 _log = logging.getLogger("snaprt.fleet")
 

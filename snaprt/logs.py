@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt import settings
-from snaprt.whole_files import remedy_sentence, writing
+from snaprt.host.whole_files import remedy_sentence, writing
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}

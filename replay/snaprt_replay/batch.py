@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt.errors import ExecutionError, SnaprtError, UsageError
+from snaprt.host.whole_files import remedy, whole_file, write_whole, writing
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import sibling_inputs
 from snaprt.snapshot.share.executions import executions_in, one_for_each_execution
-from snaprt.whole_files import remedy, whole_file, write_whole, writing
 from snaprt_replay import gather
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.export import write_members

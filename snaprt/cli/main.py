@@ -24,7 +24,7 @@ from snaprt_cache.errors import CacheError
 import snaprt
 from snaprt.cli import output
 from snaprt.errors import SnaprtError
-from snaprt.whole_files import REMEDIES, remedy_sentence
+from snaprt.host.whole_files import REMEDIES, remedy_sentence
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from snaprt import stacks
 from snaprt.cli import output
+from snaprt.host import stacks
 
 
 @click.command("stacks")

@@ -15,7 +15,7 @@ from snaprt import jaxapi, metrics
 from snaprt.compile import times
 from snaprt.compile.module import run_elsewhere
 from snaprt.graph.artifacts import ModuleArtifacts, proof_of
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 
 _numbers = itertools.count()
 

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.collector import collecting_seldom
 from snaprt.compile import times
 from snaprt.compile.downcast import names_of, narrowed, narrowings
 from snaprt.graph.digest import program_digest
 from snaprt.graph.program import INPUT, LITERAL, Node, Placement, Program
+from snaprt.host.collector import collecting_seldom
 
 FLAG_NAME = "snaprt_not_finite"
 """The name of the result that says so: the last one, a bool scalar."""

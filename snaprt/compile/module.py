@@ -22,7 +22,7 @@ from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_pro
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.graph.artifacts import ModuleArtifacts, proof_of
 from snaprt.graph.proof import Proof
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 
 _Type = tuple[tuple[int, ...], np.dtype]
 Index = tuple[tuple[int, int], ...]

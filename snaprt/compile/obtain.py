@@ -31,7 +31,7 @@ from snaprt.compile.cached.store import count_event
 from snaprt.compile.key import MODULE, Subject, key_of
 from snaprt.compile.summaries import summarize
 from snaprt.errors import CompileError
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 
 _log = logging.getLogger("snaprt.compile")
 

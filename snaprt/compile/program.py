@@ -37,7 +37,7 @@ from snaprt.compile.lower import FLAG_NAME, lowering, placed
 from snaprt.compile.obtain import Request, bound_to_process, load_entry, obstacle, obtain, once
 from snaprt.errors import CompileError, UsageError
 from snaprt.graph.program import Program
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 
 _log = logging.getLogger("snaprt.compile")
 

@@ -28,10 +28,10 @@ from snaprt.explain.nodes import (
     shown_nodes,
 )
 from snaprt.graph.program import Program
+from snaprt.host.whole_files import remedy_sentence, writing
 from snaprt.runtime.events import Compilation, Cut, Execution, Subscriber
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing
-from snaprt.whole_files import remedy_sentence, writing
 
 fcntl: ModuleType | None
 try:

@@ -42,10 +42,10 @@ from snaprt.explain.nodes import (
     shown_nodes,
     type_text,
 )
+from snaprt.host.whole_files import remedy_sentence, write_whole, writing
 from snaprt.pages import Layout, Sizes, lay_out
 from snaprt.runtime.events import Cut, Execution, Subscriber
 from snaprt.units import format_duration, format_size
-from snaprt.whole_files import remedy_sentence, write_whole, writing
 
 _PACKAGE, _TEMPLATES = "snaprt.explain", "trace"
 

@@ -25,9 +25,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from snaprt import stacks
 from snaprt.errors import SnaprtError
-from snaprt.whole_files import write_whole
+from snaprt.host import stacks
+from snaprt.host.whole_files import write_whole
 
 _LOOK_SECONDS: Final = 1.0  # how often it looks whether the other is there
 _NUMBERED: Final = re.compile(r"hang-(\d+)")

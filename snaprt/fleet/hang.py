@@ -10,7 +10,12 @@ from typing import Final, Literal
 import msgspec
 
 from snaprt.processes import ProcessPlace
-from snaprt.snapshot.recorder.states import RankState, place_text, read_files_of_ranks, schema_of
+from snaprt.snapshot.recorder.ranks.states import (
+    RankState,
+    place_text,
+    read_files_of_ranks,
+    schema_of,
+)
 from snaprt.units import format_duration, format_spans
 
 SCHEMA: Final = "snaprt.hang"

@@ -25,17 +25,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from snaprt import jaxapi, settings, stacks
+from snaprt import jaxapi, settings
 from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_number, write_json
 from snaprt.fleet.hang import SCHEMA, VERSION
 from snaprt.graph.program import Program
+from snaprt.host import stacks
 from snaprt.processes import ProcessPlace, place_in_job
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
 from snaprt.runtime.jit import follow_process
 from snaprt.snapshot.recorder.flags import dump_folder_of
 from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER
 from snaprt.snapshot.recorder.progress import Progress, Running, watch_progress
-from snaprt.snapshot.recorder.states import claim_rank, keep_state
+from snaprt.snapshot.recorder.ranks.states import claim_rank, keep_state
 from snaprt.snapshot.recorder.writer import afresh_in_children
 from snaprt.units import format_duration
 

@@ -30,7 +30,7 @@ from snaprt.compile.lower import FLAG_NAME, flag_of
 from snaprt.compile.module import run_elsewhere
 from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.runtime import repro, resting
 from snaprt.runtime.events import run_followed
 from snaprt.snapshot.recorder import flags
@@ -43,8 +43,8 @@ from snaprt.snapshot.recorder.plan import (
     set_thread_plan,
 )
 from snaprt.snapshot.recorder.progress import is_watched_closely
+from snaprt.snapshot.recorder.ranks.sharing import tell_plan
 from snaprt.snapshot.recorder.record import Recorder, Resting, process_recorder
-from snaprt.snapshot.recorder.sharing import tell_plan
 
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256

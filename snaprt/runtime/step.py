@@ -25,7 +25,7 @@ from snaprt.compile.lower import refused
 from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
 from snaprt.runtime.events import (

@@ -473,8 +473,8 @@ class _Step:
             if arrays:
                 each.pack.write(arrays)
         self._set_gradients(present, gradients)
-        for place, array in zip(self._assigned, assigned, strict=True):
-            variables.set(place, Tensor(array))
+        for variable, array in zip(self._assigned, assigned, strict=True):
+            variables.set(variable, Tensor(array))
         values = unflatten(self._values, map(Tensor, kept))
         for (module, attribute), value in zip(self.attributes, values, strict=True):
             vars(module)[attribute] = value

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional, init
 
 from snaprt.errors import UsageError
-from snaprt.torch.device_names import means_ours
+from snaprt.torch.lowering.device_names import means_ours
 from snaprt.torch.lowering.operators import CONSTANTS
 from snaprt.torch.lowering.views import VIEWS, mark_views, takes_copy
 from snaprt.torch.structure import by_position

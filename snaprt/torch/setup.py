@@ -18,8 +18,8 @@ import snaprt
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch import functions, operations, optimizers, tensors, traced
-from snaprt.torch.device_names import means_ours
 from snaprt.torch.lowering import lists, versions
+from snaprt.torch.lowering.device_names import means_ours
 
 _C: Any = torch._C
 _T: Any = torch.Tensor

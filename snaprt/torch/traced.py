@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch import gradients
-from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.lowering import numbers, versions
 from snaprt.torch.lowering.corrections import ARGUMENTS, CORRECTIONS, NARROWED, WIDENED
+from snaprt.torch.lowering.device_names import renamed
 from snaprt.torch.lowering.operators import corrected_environment
 from snaprt.torch.lowering.views import (
     as_index,

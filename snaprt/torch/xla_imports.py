@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
-from snaprt import after_import
+from snaprt.host import after_import
 
 _OURS: Final = "snaprt.torch.xla"
 _NAMES: Final = (

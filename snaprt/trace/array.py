@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi, metrics
-from snaprt.after_import import call_after_import
 from snaprt.errors import CompileError, ExecutionError
+from snaprt.host.after_import import call_after_import
 from snaprt.trace.failures import FailedOnDevice
 from snaprt.trace.recording import DataHandle, Recording
 from snaprt.trace.trie import Result

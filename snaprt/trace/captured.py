@@ -18,8 +18,9 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from snaprt import jaxapi, stacks
+from snaprt import jaxapi
 from snaprt.graph.operation import Identity
+from snaprt.host import stacks
 from snaprt.trace.array import LazyArray
 
 Data = Any

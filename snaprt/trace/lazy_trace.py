@@ -18,7 +18,7 @@ import jax
 from snaprt import jaxapi, metrics
 from snaprt.graph.operation import Evaluation, Operation, operation
 from snaprt.graph.program import Literal, Placement, literal
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
 from snaprt.trace.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes

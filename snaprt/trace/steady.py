@@ -21,7 +21,7 @@ import jax
 
 from snaprt import jaxapi, metrics, settings
 from snaprt.graph.operation import is_same_program
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray
 from snaprt.trace.captured import (
     Data,

@@ -20,7 +20,7 @@ from snaprt.fleet.hang import (
     is_hang,
     read_dumps,
 )
-from snaprt.snapshot.recorder.states import RankState, read_states
+from snaprt.snapshot.recorder.ranks.states import RankState, read_states
 
 
 def execution(number: int, *, ended: bool = True, graph_id: str = "1" * 16) -> DumpedExecution:

@@ -20,7 +20,7 @@ from programs import SNAPRT, run_program
 
 from snaprt.cli.main import main
 from snaprt.errors import UsageError
-from snaprt.snapshot.recorder.states import RankState, read_states, state_file
+from snaprt.snapshot.recorder.ranks.states import RankState, read_states, state_file
 
 SLEEPS = "print('sleeping', flush=True); import time; time.sleep(600)"
 

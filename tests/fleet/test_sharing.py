@@ -185,7 +185,7 @@ if rank == 1:
 def test_what_an_execution_took_is_recorded_while_it_still_runs(tmp_path: Path):
     code = """
 from pathlib import Path
-from snaprt.snapshot.recorder import sharing
+from snaprt.snapshot.recorder.ranks import sharing
 sharing.SECONDS = 600
 def wait(x):
     if rank:
@@ -217,7 +217,7 @@ def test_a_condition_of_one_rank_lets_all_ranks_run_the_same_program(tmp_path: P
 def test_a_rank_that_records_nothing_is_named_and_waited_for_once(tmp_path: Path):
     code = """
 from contextlib import nullcontext
-from snaprt.snapshot.recorder import sharing
+from snaprt.snapshot.recorder.ranks import sharing
 sharing.SECONDS = 2
 with nullcontext() if rank == 0 else snaprt.record(when="nan", folder="dump"):
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snaprt.after_import import call_after_import
+from snaprt.host.after_import import call_after_import
 
 NAME = "a_module_to_wait_for"
 

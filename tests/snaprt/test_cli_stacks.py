@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from snaprt.cli import main, stacks
 from snaprt.errors import UsageError
-from snaprt.stacks import py_spy
+from snaprt.host.stacks import py_spy
 
 _PROGRAM = """
 import threading, time

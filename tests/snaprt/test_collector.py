@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from snaprt.collector import collecting_seldom
+from snaprt.host.collector import collecting_seldom
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ import snaprt_cache.reports
 import snaprt_replay.localize.findings
 import snaprt_replay.report.model
 
-from snaprt import metrics_report
 from snaprt.cli.cache import stats
 from snaprt.compile.ahead import collect
 from snaprt.explain import trace_folder
 from snaprt.fleet import hang
 from snaprt.graph import digest
+from snaprt.metrics import report as metrics_report
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.recorder import states
+from snaprt.snapshot.recorder.ranks import states
 from snaprt.snapshot.share import pack
 
 ROOT = Path(__file__).parents[2]

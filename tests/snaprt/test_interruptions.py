@@ -11,7 +11,7 @@ import pytest
 
 import snaprt
 from snaprt.compile import executable, obtain
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler import lowered
 from snaprt.snapshot.recorder import filing
 

@@ -18,7 +18,7 @@ XLA_PAGE = REFERENCE / "api" / "torch-xla.md"  # shows a module with all its nam
 MODULES = {
     "snaprt": "snaprt/__init__.py",
     "snaprt.cache": "snaprt/cache.py",
-    "snaprt.metrics": "snaprt/metrics.py",
+    "snaprt.metrics": "snaprt/metrics/__init__.py",
     "snaprt.replay": "snaprt/replay.py",
     "snaprt.torch": "snaprt/torch/__init__.py",
 }

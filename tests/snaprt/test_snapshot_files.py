@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from programs import run_program
 
 from snaprt.errors import SnapshotError
+from snaprt.host.whole_files import remove_leftovers
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.arrays import DTYPE_NAMES, true_dtype
 from snaprt.snapshot.format.places import is_snapshot
 from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
 from snaprt.snapshot.format.repeated import Form
 from snaprt.snapshot.format.write import write_file, write_snapshot
-from snaprt.whole_files import remove_leftovers
 
 DEVICE = schema.DeviceRecord("cpu", "cpu", 0, 0)
 EXECUTION = schema.ExecutionRecord(

@@ -16,12 +16,12 @@ from recordings import record
 
 from snaprt.cli.main import main
 from snaprt.errors import SnapshotError, UsageError
+from snaprt.host.whole_files import ring_name, temporary_name
 from snaprt.snapshot.format import places, schema
 from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.share.executions import executions_in
 from snaprt.snapshot.share.pack import pack, unpack
-from snaprt.whole_files import ring_name, temporary_name
 
 WEIGHTS = jax.random.normal(jax.random.key(0), (64, 256), jnp.bfloat16)
 NOISE = jax.random.bits(jax.random.key(1), (3000,), jnp.uint32)

@@ -11,7 +11,7 @@ import pytest
 from programs import run_program
 
 from snaprt.cli.replay import formats
-from snaprt.whole_files import write_whole
+from snaprt.host.whole_files import write_whole
 
 
 def test_a_link_stays_and_leads_to_the_new_content(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_what_was_there_stays_where_the_file_cannot_be_written(tmp_path: Path) -
 def test_what_a_killed_process_left_goes_with_the_next_file(tmp_path: Path) -> None:
     killed = """
         import os, pathlib, signal, sys
-        from snaprt.whole_files import whole_file
+        from snaprt.host.whole_files import whole_file
         with whole_file(pathlib.Path(sys.argv[1])) as file:
             file.write(b"half of it")
             file.flush()

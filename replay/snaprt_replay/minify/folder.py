@@ -21,10 +21,10 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.hlo.proto import HloModuleProto, parse, serialize
+from snaprt.host.whole_files import remedy, writing
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
-from snaprt.whole_files import remedy, writing
 from snaprt_replay.export import hlo_snapshot
 from snaprt_replay.load.case import Case
 from snaprt_replay.minify import script

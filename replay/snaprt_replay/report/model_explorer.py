@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from snaprt import shown
 from snaprt.hlo.proto import XlaMessage
-from snaprt.whole_files import write_whole
+from snaprt.host.whole_files import write_whole
 from snaprt_replay.hlo.hlo_module import shape_text, source_of
 from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.program import FlatModule

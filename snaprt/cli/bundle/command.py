@@ -27,8 +27,8 @@ from snaprt.cli.bundle import facts
 from snaprt.cli.bundle.hiding import Hiding, hiding
 from snaprt.cli.bundle.run import ProgramEnd, run
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.host.whole_files import remedy, remove_leftovers, temporary_name, writing
 from snaprt.units import format_size
-from snaprt.whole_files import remedy, remove_leftovers, temporary_name, writing
 
 SCHEMA: Final = "snaprt.bundle"
 VERSION: Final = 1

@@ -24,8 +24,8 @@ from snaprt.cli.cache.words import dir_option
 from snaprt.cli.run import command as run_command
 from snaprt.compile.ahead.collection import collection
 from snaprt.errors import UsageError
+from snaprt.host.whole_files import writing
 from snaprt.units import counted
-from snaprt.whole_files import writing
 
 _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
 _PLATFORMS: Final = ("cpu", "gpu")

@@ -25,7 +25,7 @@ from snaprt_replay.compare.results import to_json
 from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import ExecutionError, UsageError
-from snaprt.whole_files import writing
+from snaprt.host.whole_files import writing
 
 _NEEDED: Final = ("flax", "optax", "sklearn")
 _STARTS: Final = ("cold", "warm")

@@ -23,8 +23,8 @@ from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.errors import UsageError
+from snaprt.host.whole_files import write_whole, writing
 from snaprt.units import format_duration
-from snaprt.whole_files import write_whole, writing
 
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 

@@ -19,10 +19,10 @@ from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang import Conclusion, conclude, is_hang, read_dumps
+from snaprt.host.whole_files import writing
 from snaprt.snapshot.format import places
-from snaprt.snapshot.recorder.states import read_states
+from snaprt.snapshot.recorder.ranks.states import read_states
 from snaprt.units import format_duration
-from snaprt.whole_files import writing
 
 if TYPE_CHECKING:
     from snaprt_replay.load.case import Case

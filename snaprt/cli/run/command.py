@@ -26,11 +26,12 @@ from typing import Any, Final
 import click
 
 import snaprt
-from snaprt import after_import, autoload, settings, units
+from snaprt import autoload, settings, units
 from snaprt.cli import output
 from snaprt.cli.run.observers import RunExplained, RunProfiled, checked_steps
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.launch import tell_status
+from snaprt.host import after_import
 from snaprt.snapshot.recorder.conditions import parse_conditions
 
 # What python leaves with after an exception that nothing caught.
@@ -284,7 +285,7 @@ def _provide_torch_xla(*, is_lazy: bool) -> None:
 
 def _tell_plan() -> None:
     from snaprt import jaxapi
-    from snaprt.snapshot.recorder.sharing import tell_plan
+    from snaprt.snapshot.recorder.ranks.sharing import tell_plan
 
     jaxapi.when_job_is_joined(tell_plan)
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from snaprt import after_import, settings
+from snaprt import settings
 from snaprt.cli import output
 from snaprt.errors import UsageError
-from snaprt.whole_files import write_whole, writing
+from snaprt.host import after_import
+from snaprt.host.whole_files import write_whole, writing
 
 if TYPE_CHECKING:
     from snaprt.explain.cuts import Collector, GraphBreakRow, GraphBreakRows

@@ -19,7 +19,7 @@ from snaprt_replay.load.contents import FileContents
 from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.errors import UsageError
-from snaprt.whole_files import whole_file, writing
+from snaprt.host.whole_files import whole_file, writing
 
 # So many elements of an array are printed, by NumPy's own abbreviation.
 _PRINTED_ELEMENTS = 200

@@ -15,7 +15,7 @@ from snaprt import shown
 from snaprt.cli import output
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.recorder.states import RankState, missing_file, read_states
+from snaprt.snapshot.recorder.ranks.states import RankState, missing_file, read_states
 from snaprt.units import format_duration
 
 _COLUMNS: Final = (

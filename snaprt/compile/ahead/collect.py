@@ -31,7 +31,7 @@ from snaprt.compile.obtain import bound_to_process
 from snaprt.errors import UsageError
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
-from snaprt.whole_files import write_whole, writing
+from snaprt.host.whole_files import write_whole, writing
 
 SCHEMA: Final = "snaprt.collected"
 VERSION: Final = 2  # 1 says nothing of donation

@@ -28,11 +28,11 @@ from snaprt_cache.key import Key
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics
-from snaprt.collector import collecting_seldom
 from snaprt.compile.cached import prefetch
 from snaprt.compile.key import FIRST_CALLS, Subject, key_of
 from snaprt.graph.digest import lowering_digest
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.collector import collecting_seldom
+from snaprt.host.interruptions import raise_if_interrupted
 
 _log = logging.getLogger("snaprt.cache")
 

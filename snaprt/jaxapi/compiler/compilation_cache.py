@@ -26,7 +26,7 @@ from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jaxlib.mlir import ir
 
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.compiler.known_lowerings import (
     Lowering,

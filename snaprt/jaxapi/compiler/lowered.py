@@ -14,7 +14,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jaxlib.mlir import ir
 
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.compiler.modules import (
     bytecode_without_locations,

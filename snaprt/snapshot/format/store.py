@@ -22,9 +22,9 @@ import numpy as np
 import zstandard
 
 from snaprt import metrics, settings
+from snaprt.host.whole_files import remove_leftovers, temporary_name
 from snaprt.snapshot.format import arrays, places, schema
 from snaprt.snapshot.format.whole_writes import WholeWrites
-from snaprt.whole_files import remove_leftovers, temporary_name
 
 _log = logging.getLogger("snaprt.snapshot")
 

@@ -23,6 +23,7 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
+from snaprt.host.whole_files import remedy, temporary_name
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.repeated import Form
 from snaprt.snapshot.format.small_zip import (
@@ -35,7 +36,6 @@ from snaprt.snapshot.format.small_zip import (
 )
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.format.whole_writes import WholeWrites
-from snaprt.whole_files import remedy, temporary_name
 
 SMALL_FILE: Final = 1 << 20
 """Bytes up to which a snapshot is written at once, and left to the system to put on disk.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt import jaxapi, metrics, settings
+from snaprt.host.whole_files import remove_leftovers, ring_name
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.repeated import Form
@@ -28,7 +29,6 @@ from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause, contents, describe, likeness, values
 from snaprt.snapshot.recorder.pending import HeldExecution
 from snaprt.snapshot.recorder.writer import SnapshotWriter
-from snaprt.whole_files import remove_leftovers, ring_name
 
 KEEP_LAST: Final = "keep-last"
 """The reason of what the flight recorder writes."""

@@ -23,7 +23,7 @@ from snaprt.snapshot.recorder.describe import Cause, error_text
 from snaprt.snapshot.recorder.failures import mark_recorded
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring, names_of
 from snaprt.snapshot.recorder.pending import HeldExecution
-from snaprt.snapshot.recorder.sharing import Sharing
+from snaprt.snapshot.recorder.ranks.sharing import Sharing
 from snaprt.snapshot.recorder.triggers import Trigger
 from snaprt.snapshot.recorder.writer import afresh_in_children
 

@@ -57,8 +57,8 @@ from snaprt.snapshot.recorder.pending import (
     remember,
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
+from snaprt.snapshot.recorder.ranks.states import end_state, keep_state
 from snaprt.snapshot.recorder.recheck import Rechecks, spans_processes
-from snaprt.snapshot.recorder.states import end_state, keep_state
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget

@@ -21,11 +21,11 @@ from typing import Any, Protocol, TypeVar
 import jax
 
 from snaprt import jaxapi, metrics
-from snaprt.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import raise_if_interrupted
+from snaprt.host.whole_files import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
 from snaprt.snapshot.format.write import Written, write_file, write_parts
-from snaprt.whole_files import remove_leftovers
 
 QUEUE_BYTES = 2 << 30
 """How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""

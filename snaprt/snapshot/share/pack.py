@@ -19,13 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from snaprt.errors import SnapshotError, UsageError
-from snaprt.snapshot.format import places, schema, store
-from snaprt.snapshot.format.arrays import PIECE
-from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.format.write import write_snapshot
-from snaprt.snapshot.share.executions import whole_executions
-from snaprt.snapshot.share.redact import Redaction, RedactionKind, redact
-from snaprt.whole_files import (
+from snaprt.host.whole_files import (
     remedy,
     remove_leftovers,
     temporary_folder,
@@ -33,6 +27,12 @@ from snaprt.whole_files import (
     whole_file,
     writing,
 )
+from snaprt.snapshot.format import places, schema, store
+from snaprt.snapshot.format.arrays import PIECE
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.share.executions import whole_executions
+from snaprt.snapshot.share.redact import Redaction, RedactionKind, redact
 
 COMMENT: Final = b"snaprt-pack 1.0"
 _COMMENT: Final = re.compile(rb"snaprt-pack (\d{1,6})\.\d+")

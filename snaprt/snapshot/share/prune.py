@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnapshotError
+from snaprt.host.whole_files import remedy, remove_leftovers, temporary_name, writing
 from snaprt.snapshot.format import places, schema, store
 from snaprt.snapshot.format.read import open_snapshot
-from snaprt.whole_files import remedy, remove_leftovers, temporary_name, writing
 
 AGE: Final = 3600.0
 """Seconds: an array is stored before the snapshot that refers to it; in less time than this."""

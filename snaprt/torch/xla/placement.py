@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 import snaprt
 from snaprt.errors import UsageError
-from snaprt.torch import device_names, modules, scope, tensors, traced, xla_imports
+from snaprt.torch import modules, scope, tensors, traced, xla_imports
+from snaprt.torch.lowering import device_names
 from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
 from snaprt.torch.xla.processes import hold_copies

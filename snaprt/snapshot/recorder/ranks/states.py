@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from snaprt import stacks
 from snaprt.errors import UsageError
+from snaprt.host import stacks
+from snaprt.host.whole_files import write_whole
 from snaprt.processes import ProcessPlace, place_in_job
-from snaprt.whole_files import write_whole
 
 if TYPE_CHECKING:  # who reads states does not need JAX
     from snaprt.snapshot.recorder.progress import Progress, Running

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from snaprt.collector import collector_paused
+from snaprt.host.collector import collector_paused
 
 
 def call_after_import(name: str, action: Callable[[], None]) -> None:

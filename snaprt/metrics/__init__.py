@@ -3,7 +3,7 @@
 A *counter* is a number that only grows. A *metric* keeps the count and the sum of all its samples,
 and the latest samples with their times, for the rates and percentiles in the report.
 ``SNAPRT_METRICS_FILE`` names a file that receives everything at exit; a process that counted
-nothing leaves an existing file unchanged. `snaprt.metrics_report` formats the report.
+nothing leaves an existing file unchanged. `snaprt.metrics.report` formats the report.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from snaprt import metrics_report as _report
 from snaprt import settings
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.metrics_report import (
+from snaprt.host.whole_files import write_whole, writing
+from snaprt.metrics import report as _report
+from snaprt.metrics.report import (
     BYTES,
     PLAIN,
     SECONDS,
@@ -36,7 +37,6 @@ from snaprt.metrics_report import (
     from_json,
     short,
 )
-from snaprt.whole_files import write_whole, writing
 
 __all__ = [
     "EARLIER_NAMES",

@@ -25,7 +25,7 @@ from snaprt.snapshot.recorder.describe import Cause
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing
 from snaprt.snapshot.recorder.pending import HeldExecution
 from snaprt.snapshot.recorder.plan import Plan, current_plan
-from snaprt.snapshot.recorder.states import missing_file
+from snaprt.snapshot.recorder.ranks.states import missing_file
 from snaprt.units import format_spans
 
 SECONDS: Final = 10.0
