@@ -138,8 +138,8 @@ def _frames_of(frame: Any) -> list[dict[str, Any]]:
     return frames
 
 
-_STARTS_PROGRAMS: Final = str(Path(__file__).parent / "cli" / "run" / "command.py")
-_OUR_FOLDER: Final = str(Path(__file__).parent)
+_STARTS_PROGRAMS: Final = str(Path(__file__).parents[1] / "cli" / "run" / "command.py")
+_OUR_FOLDER: Final = str(Path(__file__).parents[1])
 _PYTHON: Final = frozenset(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _FRAMEWORKS: Final = frozenset({"click", "flax", "jax", "jaxlib", "numpy", "optax", "torch"})
 

@@ -421,7 +421,7 @@ def test_a_manifest_that_contradicts_itself_takes_no_memory(whole: Path) -> None
 def test_leftovers_of_dead_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from snaprt import whole_files\n"
+        "from snaprt.host import whole_files\n"
         "name = f'.a.inputs.snap.{whole_files._process_mark()}-{os.getpid()}.tmp'\n"
         "Path(sys.argv[1], name).touch()"
     )
