@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 
 import snaprt.torch
 from snaprt.errors import UsageError
-from snaprt.torch.lowering import versions
+from snaprt.torch.lowering import matrices, operators, randomness, slopes, versions, windows
 
 _linalg: Any = torch.linalg
 
@@ -603,3 +603,10 @@ def test_tensors_are_compared_by_name() -> None:
     a = torch.ones(3, device=snaprt.torch.device())
     assert torch.equal(input=a, other=a * 1)
     assert torch.allclose(input=a, other=a + 1e-9)
+
+
+def test_pytorch_has_the_operators_that_are_computed_here() -> None:
+    modules = (operators, matrices, randomness, slopes, windows)
+    names = {name.partition(".")[0] for module in modules for name in module.OPERATORS}
+    missing = {name for name in names if not hasattr(torch.ops.aten, name)}
+    assert missing <= {"cholesky"}  # which it does not have from 2.14 on

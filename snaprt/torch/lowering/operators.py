@@ -637,7 +637,9 @@ _COMPUTE_ELSEWHERE: Final = (
 
 def _overloads(name: str) -> list[Any]:
     name, _, overload = name.partition(".")
-    packet = getattr(torch.ops.aten, name)
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:  # such as `cholesky`, which PyTorch does not have from 2.14 on
+        return []
     if overload:
         return [getattr(packet, overload)]
     return [getattr(packet, each) for each in packet.overloads() if not each.endswith("out")]
