@@ -185,12 +185,7 @@ class Variables:
         """Return the states of the generators of random numbers of Python and NumPy."""
         states = [random.getstate(), np.random.get_state()]
         for generator in self._generators:
-            if isinstance(generator, random.Random):
-                states.append(generator.getstate())
-            elif isinstance(generator, np.random.RandomState):
-                states.append(generator.get_state())
-            else:
-                states.append(generator.bit_generator.state)
+            states += [read(generator) for kind, read in _STATES.items() if _is(generator, kind)]
         return [pickle.dumps(state) for state in states]
 
     def take_new(self) -> list[tuple[Place, Tensor]]:
@@ -293,7 +288,11 @@ def keep_last(traces: dict[Any, Any], key: Any, trace: Any) -> None:
 _MAX_TRACES: Final = 256
 
 
-_GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator)
+_STATES: Final[dict[type, Callable[[Any], Any]]] = {
+    random.Random: lambda generator: generator.getstate(),
+    np.random.RandomState: lambda generator: generator.get_state(),
+    np.random.Generator: lambda generator: generator.bit_generator.state,
+}
 _DATA: Final = (torch.Tensor, np.ndarray, set, frozenset)
 
 
@@ -382,16 +381,18 @@ class _Search:
         Args:
             name: What it is called.
             value: The value.
-            is_fixed: Whether an installed package has it, whose variables do not change.
+            is_fixed: Whether an installed package has it, whose variables do not change. Code is
+                that of its own module, whoever has wrapped it.
         """
         if type(value) in _PLAIN or _is(value, _DATA):
             return []
-        is_fixed = is_fixed or _is_installed(_module_of(value))
+        module = _module_of(value)
+        is_fixed = is_fixed if module is None else _is_installed(module)
         _, was_fixed = self._seen.get(id(value), (None, None))
         if was_fixed is False or was_fixed is is_fixed:
             return []
         self._seen[id(value)] = value, is_fixed
-        if _is(value, _GENERATORS):
+        if _is(value, (*_STATES,)):
             self.generators.append(value)
         if _is(value, torch.optim.Optimizer):
             self.optimizers += [value] if was_fixed is None else []
@@ -450,9 +451,7 @@ class _Search:
             if not _is_followed(value.__name__):
                 return None, []
             return vars(value), _by_name(vars(value), f"{value.__name__}.", self._names)
-        if _is(value, type):
-            return None, []
-        if _is_written_in_c(value):
+        if _is(value, type) or _is_written_in_c(value):
             return None, []
         of = f"{type(value).__name__}."
         attributes = getattr(value, "__dict__", None)

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -286,16 +285,6 @@ def test_an_optimizer_that_is_not_found_is_refused() -> None:
     step(_batch(0))
     with pytest.raises(UsageError, match="an optimizer that is not found among its variables"):
         step(_batch(0))
-
-
-def test_a_number_that_the_step_reads_is_never_stale(caplog: pytest.LogCaptureFixture) -> None:
-    settings = SimpleNamespace(scale=1.0)
-    step = snaprt.torch.jit(lambda x: x * settings.scale)
-    with caplog.at_level(logging.WARNING, "snaprt.torch"):
-        for number in range(8):
-            settings.scale = float(number)
-            assert float(step(torch.ones(()))) == number
-    assert "SimpleNamespace.scale changed between calls" in caplog.text
 
 
 def test_a_step_goes_on_from_a_loaded_state_and_with_a_new_group() -> None:

@@ -89,6 +89,11 @@ class Made(collections.OrderedDict[str, Any]):
         return super().__getitem__(key)()
 
 
+@torch.no_grad()
+def without_gradient(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
 made = Made(scale=lambda: SCALE)
 LEAKIER = functools.partial(F.leaky_relu, negative_slope=0.5)
 
@@ -107,6 +112,7 @@ READS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], Any]
     "autograd": (lambda x: ScaledGradient.apply(x), _set_global("SCALE", 2.0)),
     "object that is made": (lambda x: Scaled() * x, _set_global("SCALE", 3.0)),
     "dictionary that makes values": (lambda x: x * made["scale"], _set_global("SCALE", 4.0)),
+    "decorated": (lambda x: without_gradient(x), _set_global("SCALE", 2.0)),
     "sign of zero": (lambda x: x / (x * 0 + SCALE), _set_global("SCALE", -0.0)),
     "function": (lambda x: loss_of(x, x * 0), _set_global("loss_of", F.l1_loss)),
     "partial": (
@@ -388,16 +394,17 @@ def test_a_count_of_its_own_traces_makes_no_function_stale(way: Callable[..., An
     assert options.scale <= 3
 
 
-def test_a_wrapped_function_that_is_traced_again_and_again_says_why(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("way", [snaprt.torch.wrap, snaprt.torch.jit])
+def test_a_function_that_is_traced_again_and_again_is_never_stale_and_says_why(
+    way: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Mutable()
-    call = snaprt.torch.wrap(lambda x: x * settings.scale)
+    settings = types.SimpleNamespace(scale=1.0)
+    call = way(lambda x: x * settings.scale)
     with caplog.at_level(logging.WARNING, "snaprt.torch"):
-        for step in range(8):
-            settings.scale = float(step)
-            assert float(call(torch.ones(()))) == step
-    assert "Mutable.scale changed between calls" in caplog.text
+        for number in range(8):
+            settings.scale = float(number)
+            assert float(call(torch.ones(()))) == number
+    assert "SimpleNamespace.scale changed between calls" in caplog.text
 
 
 def test_a_step_that_assigns_a_tensor_follows_a_container_that_is_replaced() -> None:
