@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from jaxlib.mlir import ir
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.compiler.modules import (
+    bytecode_of,
     bytecode_without_locations,
     module_to_hlo_proto,
     portable_artifact,
@@ -107,10 +107,7 @@ def bytecode(lowered: jax.stages.Lowered) -> bytes:
 
     A portable artifact would come back as a module that is equal in meaning, not in its bytes.
     """
-    module = _static_module(lowered)
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(file=buffer)
-    return buffer.getvalue()
+    return bytecode_of(_static_module(lowered).operation)
 
 
 def hlo_proto(lowered: jax.stages.Lowered) -> bytes:

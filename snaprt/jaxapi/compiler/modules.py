@@ -104,9 +104,14 @@ def bytecode_without_locations(module: Any) -> bytes:
     with module.context:
         stripped = module.operation.clone()
         passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(stripped)
-        buffer = io.BytesIO()
-        stripped.write_bytecode(file=buffer)
-        return buffer.getvalue()
+        return bytecode_of(stripped)
+
+
+def bytecode_of(operation: Any) -> bytes:
+    """Return an MLIR operation as bytecode, with its source locations if it has them."""
+    buffer = io.BytesIO()
+    operation.write_bytecode(file=buffer)
+    return buffer.getvalue()
 
 
 def portable_artifact(module: Any) -> bytes:
@@ -114,12 +119,19 @@ def portable_artifact(module: Any) -> bytes:
 
     It has the form of `jax.export.Exported.mlir_module_serialized` (tried with 0.10.2 and 0.12.0).
 
+    The recorder's thread asks for the modules of other threads, and jaxlib serializes without the
+    GIL, while such a thread goes on in the module's MLIR context: since 0.11, a thread lowers up to
+    ten programs into one. With 0.11.2 that ended one process with SIGSEGV, here, which was not seen
+    again. So jaxlib gets bytecode, written under the GIL, and parses it into a context of its own.
+
     Raises:
         ValueError: The module uses an operation that StableHLO cannot store.
     """
     version = stablehlo.get_current_version()
     try:
-        return _jaxlib.mlir.serialize_portable_artifact(module, version, True)
+        return _jaxlib.mlir.serialize_portable_artifact(
+            bytecode_of(module.operation), version, True
+        )
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(_first_of_xla(error)) from None
 
@@ -184,10 +196,9 @@ def module_to_hlo_proto(module: Any) -> bytes:
     Raises:
         ValueError: XLA has no HLO for something in it.
     """
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(file=buffer)
     try:
-        computation = _jaxlib.mlir.mlir_module_to_xla_computation(buffer.getvalue())
+        bytecode = bytecode_of(module.operation)
+        computation = _jaxlib.mlir.mlir_module_to_xla_computation(bytecode)
     except Exception as error:  # of several types, by version and cause
         raise ValueError(_first_of_xla(error)) from None
     return computation.as_serialized_hlo_module_proto()
