@@ -6,11 +6,12 @@ So the recorder runs a program of one device on another of the same kind, compil
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
@@ -162,6 +163,7 @@ def compile_partitioned(
     started = time.perf_counter()
     try:
         module = jaxapi.parse_module(stablehlo)
+        jaxapi.without_scans(module, devices[0].platform)
         calls = jaxapi.custom_calls(module)
         refuse_objects_of_another_process(calls)
         parameters, results = jaxapi.module_signature(module)
@@ -190,8 +192,7 @@ def compile_partitioned(
         where = ", ".join(map(str, devices))
         raise CompileError(
             f"the module failed to compile for {where}: {error}",
-            hint="`snaprt inspect --stablehlo` prints the module; another variant (--a, --b), "
-            "device or version of jaxlib may compile it",
+            hint=_how_to_compile(str(error), devices[0].platform),
         ) from error
     return LoadedModule(
         parameters=tuple(parameters),
@@ -200,6 +201,22 @@ def compile_partitioned(
         from_cache=obtained.from_cache,
         compile_seconds=time.perf_counter() - started,
         executable=obtained.loaded,
+    )
+
+
+_NO_FUNCTION: Final = re.compile(r"No FFI handler registered for (\S+)")
+
+
+def _how_to_compile(error: str, platform: str) -> str:
+    function = _NO_FUNCTION.search(error)
+    if function is not None:
+        return (
+            f"the program calls {function[1]}, which is not there on a {platform}: run it on the "
+            "platform that it was lowered for, or import the package that registers the function"
+        )
+    return (
+        "`snaprt inspect --stablehlo` prints the module; another variant (--a, --b), device or "
+        "version of jaxlib may compile it"
     )
 
 

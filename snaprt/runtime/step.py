@@ -44,7 +44,13 @@ from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
 from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
-from snaprt.trace.array import LazyArray, answer_for_exact_types, read_for_executable, read_to_host
+from snaprt.trace.array import (
+    LazyArray,
+    answer_for_exact_types,
+    read_for_executable,
+    read_to_host,
+    wait_for,
+)
 from snaprt.trace.cut import CutPlan, Part, plan_cut
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
@@ -135,7 +141,7 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
         tell(step)
     if wait or trace.modes.waits:
         with jaxapi.evaluating():
-            jax.block_until_ready([a._value for a in arrays if a._value is not None])
+            wait_for(arrays)
         process_recorder().look()
     if reset_scope:
         jaxapi.leave_name_scopes()
@@ -491,7 +497,7 @@ def _run_part(
             if executable.is_collected
             else run_followed(executable, run, (executable, arguments, process_recorder()), {})
         )
-        if progress.by_operation:
+        if progress.by_operation or progress.names_operations:  # errors are to name them
             jax.block_until_ready(results)
         if is_repro_asked_for:
             repro.wait_for_failure(results)

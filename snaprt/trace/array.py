@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.host.after_import import call_after_import
-from snaprt.trace.failures import FailedOnDevice
+from snaprt.trace.failures import failed_later
 from snaprt.trace.recording import DataHandle, Recording
 from snaprt.trace.trie import Result
 
@@ -301,13 +301,29 @@ def _reading_method(name: str, cause: str) -> Callable[..., Any]:
     return read
 
 
+def wait_for(arrays: Sequence[LazyArray]) -> None:
+    """Wait until devices have computed what has run of some arrays.
+
+    Raises:
+        ExecutionError: A program failed after the call that started it had returned.
+    """
+    values = [array._value for array in arrays if array._value is not None]
+    try:
+        jax.block_until_ready(values)
+    except jax.errors.JaxRuntimeError:
+        for array in arrays:
+            try:
+                jax.block_until_ready(array._value)
+            except jax.errors.JaxRuntimeError as error:
+                raise _failure(array, error) from error
+        raise
+
+
 def _failure(array: LazyArray, error: Exception) -> ExecutionError:
+    """Return the error of a device that found out after the call had returned."""
     origin = array._origin
     graph = "a graph" if origin is None else f"graph {origin.name}.{origin.graph_id}"
-    return FailedOnDevice(
-        f"{graph} failed to run: {error}",
-        hint="the arrays that it should have computed cannot be used any more",
-    )
+    return failed_later(error, graph)
 
 
 def _reading_property(name: str, cause: str) -> property:

@@ -70,3 +70,11 @@ def failed_run(
         hint="its arrays cannot be used any more; the error above comes from the device"
         + ("" if by_operation or nodes else f"; {_LISTED}"),
     )
+
+
+def failed_later(error: Exception, what: str) -> ExecutionError:
+    """Return the error of a program that failed after the call that started it had returned."""
+    return FailedOnDevice(
+        f"{what} failed to run: {error}",
+        hint=f"the arrays that it should have computed cannot be used any more; {_LISTED}",
+    )

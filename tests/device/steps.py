@@ -163,6 +163,17 @@ def _equal(ended: Ended) -> Figures:
     return {"rechecks": metrics["Rechecks"]}
 
 
+def _failed_later(ended: Ended) -> Figures:
+    _require("error: graph " in ended.stderr, f"it said {ended.stderr[-300:]}")
+    _, _, listed = ended.stderr.partition("its operations:")
+    _require("broken.py:2 (<module>)" in listed, "it named no operation")
+    return {}
+
+
+_BROKEN_PROGRAM = """
+import jax, jax.numpy as jnp
+result = jax.pure_callback(lambda x: 1 // 0, jax.ShapeDtypeStruct((), jnp.int32), jnp.ones(()))
+"""
 _DEMO_PROGRAM = "{package}/cli/demo/nan_at_step_23.py"
 # JAX multiplies float32 at lower precision on a GPU or TPU, which is no fault.
 _DEVICE = "{platform},matmul-precision=highest"
@@ -178,7 +189,9 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         "record on the device",
-        "snaprt run --record --when 'name=^model_' --dump models -- {tests}/device/ten_models.py",
+        # Of products in TF32, the kernel that XLA chooses anew for the replay has other digits.
+        "JAX_DEFAULT_MATMUL_PRECISION=highest"
+        " snaprt run --record --when 'name=^model_' --dump models -- {tests}/device/ten_models.py",
         "ten models are recorded",
         _recorded("models", 10),
     ),
@@ -221,6 +234,13 @@ STEPS: tuple[Step, ...] = (
         "the instruction that only the device computes wrong is found",
         _figures,
         seconds=150,
+    ),
+    Step(
+        "an error on the device",
+        f"cat >broken.py <<'END'{_BROKEN_PROGRAM}END\nXLA_IR_DEBUG=1 snaprt run --lazy broken.py",
+        "the operation that failed is named, whenever the device found out",
+        _failed_later,
+        statuses=(2,),
     ),
     Step(
         "record {small} MiB",

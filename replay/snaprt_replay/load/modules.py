@@ -189,7 +189,7 @@ def hlo_of(case: Case) -> bytes:
         SnapshotError: XLA has no HLO for it.
     """
     try:
-        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
+        return jaxapi.stablehlo_to_hlo(case.stablehlo)
     except ValueError as error:
         raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
 

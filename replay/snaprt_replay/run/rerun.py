@@ -7,18 +7,22 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import jax
 import numpy as np
 
-from snaprt.errors import UsageError
+from snaprt.errors import SnapshotError, UsageError
 from snaprt_replay.compare.compare import compare
 from snaprt_replay.compare.results import IDENTICAL, MISMATCH, Comparison, worst_verdict
 from snaprt_replay.compare.tolerance import EXACTLY, ToleranceRequest
 from snaprt_replay.load.case import Case, CompilerOption, ShardedArray, parts_of_device
 from snaprt_replay.load.load import load
+from snaprt_replay.load.modules import hlo_of
 from snaprt_replay.run import devices, player
 from snaprt_replay.run.player import PlayResult
+from snaprt_replay.run.variants import precision
+from snaprt_replay.run.variants.emulate import multiplies_at_default_precision
 from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.workers import Workers
 
@@ -95,7 +99,8 @@ def replay(
         random_seed: Draw random inputs from this seed instead.
         outputs: An ``.npz`` file with the recorded results of ``inputs``, to compare with.
         compiler_options: XLA options for this replay, by name without dashes.
-        isolated: Whether to run in a separate process; None: if snaprt did not write the module.
+        isolated: Whether to run in a separate process; None: if snaprt did not write the module,
+            or it was recorded on another platform.
 
     Raises:
         SnaprtError: The file cannot be read, compiled or run.
@@ -137,8 +142,9 @@ def replay_case(
         SnaprtError: It cannot be compiled or run.
     """
     player.check_playable(case, repeat)
-    in_child = not case.trusted if isolated is None else isolated
-    if in_child or devices.needs_host_devices(variant.device, case.devices):
+    if isolated is None:
+        isolated = not case.trusted or _is_for_another_platform(case, variant)
+    if isolated or devices.needs_host_devices(variant.device, case.devices):
         played = player.play_variant(case, variant, repeat, workers, profile)
     else:
         played = player.play_variant(case, variant, repeat, None, profile)
@@ -155,7 +161,45 @@ def replay_case(
     agrees_with = _run_that_agrees(case, played)
     if agrees_with is not None:
         warnings.append(_AGREEMENTS[agrees_with])
-    return Replay(case, played, comparison, tuple(warnings), by_device, agrees_with)
+    result = Replay(case, played, comparison, (), by_device, agrees_with)
+    if result.mismatch:
+        warnings += _on_low_precision(case, played, variant)
+    return dataclasses.replace(result, warnings=tuple(warnings))
+
+
+def _is_for_another_platform(case: Case, variant: Variant) -> bool:
+    """Return whether a program may be one that XLA never compiles for the platform: it may crash."""
+    recorded = case.environment.get("platform", "")
+    device = variant.device or jax.default_backend()
+    return bool(recorded) and device.partition(":")[0] != recorded
+
+
+# How these platforms multiply float32 unless a program asks for more.
+_LOW_PRECISION: Final = {"gpu": "in TF32", "tpu": "in bfloat16"}
+
+
+def _on_low_precision(case: Case, played: PlayResult, variant: Variant) -> list[str]:
+    """Say of a mismatch that a platform's way to multiply float32 may be all that is behind it."""
+    recorded, here = (e.get("platform", "") for e in (case.environment, played.environment))
+    platform = recorded if recorded in _LOW_PRECISION else here
+    if platform not in _LOW_PRECISION or variant.matmul_precision not in (None, "default"):
+        return []
+    try:
+        module = precision.read_module(hlo_of(case))
+    except SnapshotError:
+        return []
+    if not multiplies_at_default_precision(module):
+        return []
+    instead = (
+        "record with JAX_DEFAULT_MATMUL_PRECISION=highest"
+        if platform == recorded
+        else f"compare with --a {platform},matmul-precision=highest --b recorded"
+    )
+    return [
+        f"a {platform.upper()} multiplies float32 {_LOW_PRECISION[platform]} unless the program asks for "
+        "more, and XLA may choose another kernel each time it compiles: differences of 1e-3 are "
+        f"rounding; allow them with --rtol 1e-2, or {instead}"
+    ]
 
 
 _AGREEMENTS = (

@@ -257,6 +257,7 @@ def _prepare_compile_only(job: ReplayJob) -> Prepared:
     else:
         target_devices = (devices.find_device(target),)
         name = devices.device_name(target_devices[0])
+    jaxapi.without_scans(module, target_devices[0].platform)
     try:
         if is_absent:
             executable = jaxapi.compile_unloaded(module, target_devices, options)
@@ -303,7 +304,7 @@ def _to_hlo(job: ReplayJob) -> bytes:
     if job.form == HLO:
         return job.program
     try:
-        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(job.program))
+        return jaxapi.stablehlo_to_hlo(job.program)
     except ValueError as error:
         raise CompileError(f"the program has no HLO: {error}") from error
 

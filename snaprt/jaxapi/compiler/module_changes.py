@@ -11,7 +11,12 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
 from snaprt.jaxapi.compiler.custom_calls import is_python_callback
-from snaprt.jaxapi.compiler.modules import is_main, parse_module, portable_artifact
+from snaprt.jaxapi.compiler.modules import (
+    is_main,
+    module_to_hlo_proto,
+    parse_module,
+    portable_artifact,
+)
 
 
 @contextmanager
@@ -161,6 +166,51 @@ def without_printing(module: Any) -> bool:
                     result.replace_all_uses_with(tokens[0] if tokens else stablehlo.after_all([]))
             call.operation.erase()
     return bool(calls)
+
+
+def without_scans(module: Any, platform: str = "") -> None:
+    """Make loops of scans, such as a cumulative sum, where they are to run on a platform.
+
+    JAX lowers them for a GPU to an operation of their own from 0.11 on, and XLA ends the process
+    when it compiles that for a CPU (tried with jaxlib 0.10.2, 0.11.2 and 0.12.0).
+    """
+    if platform == "gpu":
+        return
+    scans: list[Any] = []
+
+    def look(operation: Any) -> Any:
+        if (
+            operation.name == "stablehlo.composite"
+            and ir.StringAttr(operation.attributes["name"]).value == "chlo.scan"
+        ):
+            scans.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    with changing_module(module):
+        for scan in scans:
+            call = ir.Operation.create(
+                "func.call",
+                [result.type for result in scan.results],
+                list(scan.operands),
+                {"callee": scan.attributes["decomposition"]},
+                loc=scan.location,
+                ip=ir.InsertionPoint(scan),
+            )
+            for result, instead in zip(scan.results, call.results, strict=True):
+                result.replace_all_uses_with(instead)
+            scan.operation.erase()
+
+
+def stablehlo_to_hlo(module: bytes) -> bytes:
+    """Convert StableHLO to a serialized ``xla.HloModuleProto`` that XLA compiles for any platform.
+
+    Raises:
+        ValueError: It cannot be parsed, or XLA has no HLO for something in it.
+    """
+    parsed = parse_module(module)
+    without_scans(parsed)
+    return module_to_hlo_proto(parsed)
 
 
 def _is_token(value: Any) -> bool:

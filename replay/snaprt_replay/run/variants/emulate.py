@@ -70,6 +70,18 @@ def with_tpu_precision(module: XlaMessage, precision: str) -> XlaMessage:
     return emulated
 
 
+def multiplies_at_default_precision(module: XlaMessage) -> bool:
+    """Return whether a dot or convolution of float32 asks for no precision."""
+    for computation in module.computations:
+        by_id = {instruction.id: instruction for instruction in computation.instructions}
+        for instruction in computation.instructions:
+            if instruction.opcode in _MULTIPLIED and not _asked(instruction):
+                operands = [by_id[operand] for operand in instruction.operand_ids]
+                if all(operand.shape.element_type == _F32 for operand in operands):
+                    return True
+    return False
+
+
 def _asked(instruction: XlaMessage) -> int:
     """Return the place in `PRECISIONS` of the most that an operation asks for an operand."""
     return min(max(instruction.precision_config.operand_precision, default=0), 2)
