@@ -168,7 +168,7 @@ def replay_case(
 
 
 def _is_for_another_platform(case: Case, variant: Variant) -> bool:
-    """Return whether a program may be one that XLA never compiles for the platform: it may crash."""
+    """Return whether XLA may crash over a program: nobody compiles such a one for the platform."""
     recorded = case.environment.get("platform", "")
     device = variant.device or jax.default_backend()
     return bool(recorded) and device.partition(":")[0] != recorded
@@ -196,8 +196,8 @@ def _on_low_precision(case: Case, played: PlayResult, variant: Variant) -> list[
         else f"compare with --a {platform},matmul-precision=highest --b recorded"
     )
     return [
-        f"a {platform.upper()} multiplies float32 {_LOW_PRECISION[platform]} unless the program asks for "
-        "more, and XLA may choose another kernel each time it compiles: differences of 1e-3 are "
+        f"a {platform.upper()} multiplies float32 {_LOW_PRECISION[platform]} unless the program asks "
+        "for more, and XLA may choose another kernel each time it compiles: differences of 1e-3 are "
         f"rounding; allow them with --rtol 1e-2, or {instead}"
     ]
 
