@@ -240,6 +240,18 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return tensor.clone() if copy else tensor
 
 
+def _copied_to(
+    tensor: torch.Tensor,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    if device is not None and device.type == "meta":  # as which C++ sees our tensors
+        device = None  # `torch.tensor(x)`, where x is
+    return _to(tensor, device, dtype, copy=True)
+
+
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
     """Write the values of a tensor to another one, on whichever device each is."""
     if not isinstance(target, Tensor):
@@ -426,9 +438,7 @@ _DISPATCHED: Final[dict[Any, Callable[..., Any]]] = {
     _aten.alias.default: _detach,
     _aten.lift_fresh.default: _detach,
     _aten.copy_.default: _copy,
-    _aten._to_copy.default: lambda tensor, **kwargs: _to(
-        tensor, kwargs.get("device"), kwargs.get("dtype")
-    ),
+    _aten._to_copy.default: _copied_to,
     _aten._local_scalar_dense.default: _item,
     _aten._is_any_true.default: lambda tensor: tensor.any(),
     torch.ops.prim.device.default: lambda tensor: tensor.device,

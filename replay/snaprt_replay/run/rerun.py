@@ -196,9 +196,9 @@ def _on_low_precision(case: Case, played: PlayResult, variant: Variant) -> list[
         else f"compare with --a {platform},matmul-precision=highest --b recorded"
     )
     return [
-        f"a {platform.upper()} multiplies float32 {_LOW_PRECISION[platform]} unless the program asks "
-        "for more, and XLA may choose another kernel each time it compiles: differences of 1e-3 are "
-        f"rounding; allow them with --rtol 1e-2, or {instead}"
+        f"a {platform.upper()} multiplies float32 {_LOW_PRECISION[platform]} unless the program "
+        "asks for more, and XLA may choose another kernel each time it compiles: differences of "
+        f"1e-3 are rounding; allow them with --rtol 1e-2, or {instead}"
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from snaprt.errors import UsageError
-from snaprt.torch.lowering import matrices, randomness, slopes, versions, windows
+from snaprt.torch.lowering import matrices, promotion, randomness, slopes, versions, windows
 from snaprt.torch.tensors import DTYPES, jax_type
 
 _NEVER: Final = -1e30
@@ -585,6 +585,7 @@ def corrected_environment() -> Any:
     for known, function, is_jax, is_view in ours:
         environment.override_op_definition(known, function, is_view)
         environment._ops[known].is_jax_function = is_jax
+    promotion.promote_in(environment._ops, _overloads)
     _look_up_further(environment)
     return environment
 
