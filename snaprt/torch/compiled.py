@@ -226,7 +226,7 @@ class _State:
         self._types: list[type] = []
         self._alone: dict[str, Tensor] = self.tensors
         self._packed: list[_Packed] = []
-        self._snapshots = [modules.Snapshot(module) for module in self.modules]
+        self._snapshots = [modules.Snapshot([module]) for module in self.modules]
         self._groups = [[list(g["params"]) for g in o.param_groups] for o in self.optimizers]
         self._values = [*self._state_of_optimizers()]
         self._operands = Operands()

@@ -16,7 +16,7 @@ from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Attribute, Place, State, Traced, arguments_of, autocast_type
-from snaprt.torch.variables import Traces, VariablesOf, keep_last
+from snaprt.torch.variables import Traces, Variables, VariablesOf, keep_last
 
 _log = logging.getLogger("snaprt.torch")
 
@@ -31,7 +31,8 @@ def wrap(target: _F) -> _F:
 
     A module is changed in place and returned: its parameters and buffers move to the device of
     `snaprt.torch.device`, and keep their identity, so that an optimizer made before keeps working.
-    Its type stays a subclass of what it was. A function is returned as a new one.
+    Its type stays a subclass of what it was. A function is returned as a new one; modules that it
+    calls move to the device at its first call.
 
     The Python code runs when a call is traced: once for each kind of arguments (shapes, dtypes,
     numbers and flags by value), mode (training, autocast, gradients), state of the module, and
@@ -61,13 +62,13 @@ def wrap(target: _F) -> _F:
             hint="wrap an instance: snaprt.torch.wrap(nn.CrossEntropyLoss())",
         )
     target = functions.watched(target)
-    calls = Calls(getattr(target, "__name__", type(target).__name__))
+    calls = Calls(getattr(target, "__name__", type(target).__name__), target)
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
         if traced.is_tracing():
             return target(*args, **kwargs)
-        return calls.run(target, _NO_MODULE, args, kwargs)
+        return calls.run(target, None, args, kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -195,18 +196,18 @@ def _rebuild(plain: type[torch.nn.Module]) -> torch.nn.Module:
     return module
 
 
-_NO_MODULE: Final = torch.nn.Module()
-
-
 class Calls:
     """The traced calls of a module or function.
 
     Args:
         name: What it is called in modules and profiles.
+        function: What is called; None for a module.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
         self._name = f"torch_{name.strip('_<>')}"
+        if function is not None:
+            self.variables = VariablesOf(function, is_watched=True)
         self._snapshots: list[Snapshot] = []
         self._traces = Traces(f"snaprt.torch.wrap has traced {name}")
         self._draws = False  # random numbers of Python or NumPy
@@ -214,16 +215,24 @@ class Calls:
     def run(
         self,
         function: Callable[..., Any],
-        module: torch.nn.Module,
+        module: torch.nn.Module | None,
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call ``function`` with the state of ``module``."""
-        snapshot = self._snapshot(function, module)
+        """Call ``function`` with the state of ``module``, or of the modules that it calls."""
+        snapshot = None if module is None else self._snapshot([module])
         grad_mode = torch.is_grad_enabled()
         arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
         tensors, structure, kinds, needed, first = arguments
-        variables = snapshot.variables.find(structure)
+        given, leaves = structure, dict[str, Tensor]()
+        variables = (snapshot or self).variables.find(given)
+        if snapshot is None:
+            snapshot = self._snapshot(variables.modules)
+            leaves = variables.leaves()
+            if leaves:  # they become arguments
+                function = functools.partial(_with_variables, function, variables, [*leaves])
+                arguments = arguments_of(args, kwargs | leaves, with_gradient=grad_mode)
+                tensors, structure, kinds, needed, first = arguments
         kind = (structure, kinds, needed, grad_mode, autocast_type(), first)
         trace = snapshot.calls.get((kind, variables.constants))
         if trace is not None:
@@ -231,7 +240,7 @@ class Calls:
         flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
         trace = Traced(
             *(function, structure, snapshot.state, (*flags, *needed), autocast_type()),
-            *(self._name, first),
+            *(self._name, first, leaves),
         )
         generators = variables.states_of_generators()
         result = trace.call(tensors)
@@ -240,7 +249,7 @@ class Calls:
         if variables.states_of_generators() != generators:
             self._warn_of_draws()
             return result
-        constants = snapshot.variables.find(structure).constants
+        constants = (self if module is None else snapshot).variables.find(given).constants
         self._traces.count(kind, constants)
         keep_last(snapshot.calls, (kind, constants), trace)
         return result
@@ -254,33 +263,45 @@ class Calls:
                 self._name.removeprefix("torch_"),
             )
 
-    def _snapshot(self, function: Callable[..., Any], module: torch.nn.Module) -> Snapshot:
+    def _snapshot(self, modules: Sequence[torch.nn.Module]) -> Snapshot:
         snapshots = self._snapshots
-        if snapshots and snapshots[0].holds():
-            return snapshots[0]
         for index, snapshot in enumerate(snapshots):
-            if snapshot.holds():
-                snapshots.insert(0, snapshots.pop(index))
+            if are_the_same(modules, snapshot.modules) and snapshot.holds():
+                if index:
+                    snapshots.insert(0, snapshots.pop(index))
                 return snapshot
-        snapshot = Snapshot(module)
-        if module is _NO_MODULE:
-            snapshot.variables = VariablesOf(function)
-        snapshots.insert(0, snapshot)
+        snapshots.insert(0, Snapshot(modules))
         del snapshots[_MAX_SNAPSHOTS:]
-        return snapshot
+        return snapshots[0]
+
+
+def _with_variables(
+    function: Callable[..., Any],
+    variables: Variables,
+    names: Sequence[str],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a function with tensors of a trace in its variables."""
+    with variables.holding({name: kwargs.pop(name) for name in names}):
+        return function(*args, **kwargs)
 
 
 class Snapshot:
-    """What a module consisted of when its calls were traced.
+    """What modules consisted of when calls were traced.
 
     Attributes:
+        modules: The modules.
         calls: Its traced calls.
         state: Its parameters and buffers.
         flags: Which of them require gradients.
         variables: What its code reads elsewhere.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, modules_called: Sequence[torch.nn.Module]) -> None:
+        self.modules = [*modules_called]
+        # With several, the names of their parameters begin with a number.
+        (module,) = self.modules if len(self.modules) == 1 else [torch.nn.ModuleList(self.modules)]
         self.variables = VariablesOf(module, is_watched=True)
         modules = dict(module.named_modules())
         if any(vars(m)[name] for m in modules.values() for name in _HOOKS[2:]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -104,6 +104,7 @@ class Traced:
         autocast: The type that `torch.autocast` asks for.
         name: What it is called in modules and profiles.
         first: What `first_of_each` returned for the arguments.
+        accumulators: The keywords whose tensors get no history when the function writes to them.
 
     Attributes:
         kept: The attributes of modules that a call sets to tensors.
@@ -118,9 +119,11 @@ class Traced:
         autocast: torch.dtype | None,
         name: str,
         first: Sequence[int] | None = None,
+        accumulators: Collection[str] = (),
     ) -> None:
         self._function = function
         self._first = first
+        self._accumulators = accumulators
         self._name = name
         self._structure = structure
         self._state = state
@@ -259,7 +262,9 @@ class Traced:
         writes = []
         for position in sorted(changed):
             value = tensors[position]._elem
-            is_state = position < len(self._state.tensors)
+            is_state = (
+                position < len(self._state.tensors) or self._names[position] in self._accumulators
+            )
             if variables and not is_state and self._grad_mode and is_differentiable(value):
                 self._written[len(results)] = position
                 results.append(value)

@@ -10,7 +10,6 @@ A trace is good for the values that these variables had: plain ones by value, ot
 from __future__ import annotations
 
 import collections
-import contextlib
 import dis
 import functools
 import hashlib
@@ -19,7 +18,8 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ import torch
 
 from snaprt.errors import UsageError
 from snaprt.torch.structure import Static, Structure, are_the_same, statics_in
-from snaprt.torch.tensors import Tensor, has_tracer
+from snaprt.torch.tensors import Tensor, has_tracer, plainly
 
 _log = logging.getLogger("snaprt.torch")
 
@@ -149,6 +149,7 @@ class Variables:
             if len(names) == count:  # else more attributes have to be looked at
                 break
         self.modules = search.modules
+        self._of_modules = {id(vars(m)) for module in self.modules for m in module.modules()}
         self.optimizers = search.optimizers
         self._generators = search.generators
         self._slots = search.slots
@@ -161,11 +162,13 @@ class Variables:
         self._data = [value for value in self._values if _contents(value) is not None]
         self._contents = [*map(_contents, self._data)]
         pairs = [*zip(self._slots, self._values, strict=True)]
-        self.tensors = {
-            f"variable{number}.{slot.name}": value
+        tensors = {
+            f"variable{number}.{slot.name}": (slot, value)
             for number, (slot, value) in enumerate(pairs)
             if _is(value, Tensor)
         }
+        self.tensors = {name: tensor for name, (_, tensor) in tensors.items()}
+        self._slots_of_tensors = {name: slot for name, (slot, _) in tensors.items()}
         self.constants = Constants(tuple([(slot.name, _described(v)) for slot, v in pairs]))
 
     def hold(self) -> bool:
@@ -214,6 +217,31 @@ class Variables:
                     hint="return the tensor, and store it outside of the function",
                 )
         return new
+
+    def leaves(self) -> dict[str, Tensor]:
+        """Return the tensors of the device that are not computed from others, nor of modules."""
+        if not self.tensors:
+            return {}
+        with plainly():
+            return {
+                name: tensor
+                for name, tensor in self.tensors.items()
+                if tensor.is_leaf
+                and id(self._slots_of_tensors[name].holder) not in self._of_modules
+            }
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Any]) -> Iterator[None]:
+        """Let variables have these values, and what they had before at the end."""
+        slots = [self._slots_of_tensors[name] for name in tensors]
+        before = [slot.get() for slot in slots]
+        try:
+            for slot, value in zip(slots, tensors.values(), strict=True):
+                slot.set(value)
+            yield
+        finally:
+            for slot, value in zip(slots, before, strict=True):
+                slot.set(value)
 
     def set(self, place: Place, tensor: Tensor) -> None:
         """Assign a tensor to a variable."""
@@ -322,7 +350,7 @@ def _described(value: Any) -> Any:
     if _is(value, set):
         return type(value), frozenset(value)
     if _is(value, torch.Tensor | np.ndarray):
-        with contextlib.suppress(Exception):  # a layout without memory, or one of objects
+        with suppress(Exception):  # a layout without memory, or one of objects
             return _digest(value)
     return Static(value)
 
@@ -594,7 +622,8 @@ def _names_in(code: types.CodeType) -> _Names:
             inside = _names_in(instruction.argval)
             variables |= inside.variables
             attributes |= inside.attributes
-    attributes |= {*code.co_names} - variables
+        elif instruction.opcode in dis.hasname:
+            attributes.add(instruction.argval)
     if "getattr" in variables:
         texts = [const for const in code.co_consts if isinstance(const, str)]
         attributes |= {text for text in texts if text.isidentifier()}

@@ -95,6 +95,7 @@ def without_gradient(x: torch.Tensor) -> torch.Tensor:
 
 
 made = Made(scale=lambda: SCALE)
+scale = Scaling()
 LEAKIER = functools.partial(F.leaky_relu, negative_slope=0.5)
 
 
@@ -127,6 +128,10 @@ READS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], Any]
     ),
     "module": (lambda x: x * helper.scale, lambda: setattr(helper, "scale", 2.0)),
     "inside of a module": (lambda x: helper.scaled(x), lambda: setattr(helper, "scale", 3.0)),
+    "an attribute that is called as its object": (
+        lambda x: x * scale.scale,
+        lambda: setattr(scale, "scale", 2.0),
+    ),
     "slots": (lambda x: x * slotted.scale, lambda: setattr(slotted, "scale", 2.0)),
     "namespace": (lambda x: x * options.scale, lambda: setattr(options, "scale", 2.0)),
     "new attribute": (
@@ -155,6 +160,7 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
         "leaky": functools.partial(F.leaky_relu, negative_slope=0.1),
         "helper": module,
         "slotted": Slotted(),
+        "scale": Scaling(),
         "options": argparse.Namespace(scale=1.0, parts={"scales": [1.0]}),
         "activation": Activation(torch.relu),
         "array": np.ones(3, np.float32),

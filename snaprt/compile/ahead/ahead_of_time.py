@@ -160,6 +160,7 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         parsed = jaxapi.parse_module(module)
     except ValueError as error:
         raise CompileError(f"cannot read the module: {error}") from error
+    jaxapi.without_scans(parsed, "tpu")
     calls = jaxapi.custom_calls(parsed)
     refuse_objects_of_another_process(calls)
     used = devices[: jaxapi.partitions_of(parsed)]
