@@ -16,6 +16,7 @@ from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Attribute, Place, State, Traced, arguments_of, autocast_type
+from snaprt.torch.variables import Place as Variable
 from snaprt.torch.variables import Traces, Variables, VariablesOf, keep_last
 
 _log = logging.getLogger("snaprt.torch")
@@ -230,20 +231,21 @@ class Calls:
             snapshot = self._snapshot(variables.modules)
             leaves = variables.leaves()
             if leaves:  # they become arguments
-                function = functools.partial(_with_variables, function, variables, [*leaves])
                 arguments = arguments_of(args, kwargs | leaves, with_gradient=grad_mode)
                 tensors, structure, kinds, needed, first = arguments
         kind = (structure, kinds, needed, grad_mode, autocast_type(), first)
-        trace = snapshot.calls.get((kind, variables.constants))
+        trace, assigned = snapshot.calls.get((kind, variables.constants), (None, []))
         if trace is not None:
-            return trace.call(tensors)
+            return _assign(variables, assigned, trace.call(tensors))
+        if module is None:
+            function = _with_variables(function, variables, [*leaves], assigned)
         flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
         trace = Traced(
             *(function, structure, snapshot.state, (*flags, *needed), autocast_type()),
             *(self._name, first, leaves),
         )
         generators = variables.states_of_generators()
-        result = trace.call(tensors)
+        result = _assign(variables, assigned, trace.call(tensors))
         # A trace is good for what the code itself has changed: a count of its calls, for example.
         snapshot.take_attributes(trace.kept)
         if variables.states_of_generators() != generators:
@@ -251,7 +253,7 @@ class Calls:
             return result
         constants = (self if module is None else snapshot).variables.find(given).constants
         self._traces.count(kind, constants)
-        keep_last(snapshot.calls, (kind, constants), trace)
+        keep_last(snapshot.calls, (kind, constants), (trace, assigned))
         return result
 
     def _warn_of_draws(self) -> None:
@@ -279,12 +281,38 @@ def _with_variables(
     function: Callable[..., Any],
     variables: Variables,
     names: Sequence[str],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Call a function with tensors of a trace in its variables."""
-    with variables.holding({name: kwargs.pop(name) for name in names}):
-        return function(*args, **kwargs)
+    assigned: list[Variable],
+) -> Callable[..., Any]:
+    """Return a function that is called with tensors of a trace in some of its variables.
+
+    It returns the tensors that were assigned to variables, too, where there are any.
+
+    Args:
+        function: The function.
+        variables: All of its variables.
+        names: Those that are arguments of what is returned.
+        assigned: Which variables got new tensors, known once it was called.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with variables.holding({name: kwargs.pop(name) for name in names}):
+            result = function(*args, **kwargs)
+        new = variables.take_new()
+        assigned[:] = [place for place, _ in new]
+        return (result, [tensor for _, tensor in new]) if new else result
+
+    return call
+
+
+def _assign(variables: Variables, assigned: Sequence[Variable], result: Any) -> Any:
+    """Assign the tensors that a traced function has assigned; return the function's own result."""
+    if not assigned:
+        return result
+    result, tensors = result
+    for place, tensor in zip(assigned, tensors, strict=True):
+        variables.set(place, tensor)
+    return result
 
 
 class Snapshot:
@@ -312,7 +340,7 @@ class Snapshot:
             )
         if any(type(tensor) is not Tensor for tensor in (*module.parameters(), *module.buffers())):
             move(module)
-        self.calls: dict[Any, Traced] = {}
+        self.calls: dict[Any, tuple[Traced, list[Variable]]] = {}
         self._modules = [*modules.values()]
         self._holders = [d for m in self._modules for d in (m._parameters, m._buffers)]
         self._children = [m._modules for m in self._modules]

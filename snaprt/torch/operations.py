@@ -31,6 +31,7 @@ from snaprt.torch.tensors import (
     in_transit,
     jax_type,
     plainly,
+    refuse_constants,
     scalar,
     to_cpu,
     write,
@@ -41,6 +42,7 @@ from snaprt.torch.traced import (
     arguments_of,
     autocast_type,
     drawing_by,
+    is_tracing,
     on_device,
 )
 
@@ -148,6 +150,8 @@ def _run(
     grad_mode = torch.is_grad_enabled() and not below_autograd and func not in _CONSTANT
     arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
     tensors, structure, kinds, needed, first = arguments
+    if is_tracing():  # where they would be constants from then on
+        refuse_constants(tensors)
     autocast = None if below_autograd else autocast_type()
     key = (func, structure, kinds, needed, autocast, first)
     trace = _traces.get(key)

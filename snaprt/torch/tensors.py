@@ -514,14 +514,17 @@ def _array_due(leaf: Tensor, due: Any) -> Any:
 
 
 def has_tracer(value: Any) -> bool:
-    """Return whether a value is or contains a tensor whose array is known to a trace only."""
+    """Return whether a value is or contains a tensor of a trace: those of torchax always are."""
     tensors: list[torch.Tensor] = []
     try:
         flatten(value, tensors)
     except UsageError:
         return False
     with plainly():
-        return any(type(t) is Tensor and isinstance(t.box.array, jaxapi.Tracer) for t in tensors)
+        return any(
+            isinstance(t.box.array, jaxapi.Tracer) if type(t) is Tensor else hasattr(t, "_elem")
+            for t in tensors
+        )
 
 
 def array_of(tensor: Tensor) -> Any:
@@ -691,14 +694,20 @@ def constant_of(tensor: torch.Tensor) -> jax.Array:
     Raises:
         UsageError: It is a tensor of ours, whose values may change.
     """
-    if isinstance(tensor, Tensor):
-        raise UsageError(
-            "a wrapped function uses a tensor that is not an argument, parameter or buffer of its "
-            f"module: {tensor.dtype}{list(tensor.shape)}",
-            hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
-        )
+    refuse_constants([tensor])
     with jaxapi.evaluating():  # masks may decide about shapes
         return jnp.asarray(host_values(tensor))
+
+
+def refuse_constants(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise an error for tensors of ours that a traced function uses as constants."""
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            raise UsageError(
+                "a wrapped function uses a tensor that is not an argument, parameter or buffer of "
+                f"its module: {tensor.dtype}{list(tensor.shape)}",
+                hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
+            )
 
 
 def refuse_transform(tensor: torch.Tensor) -> None:

@@ -191,7 +191,7 @@ class Variables:
             states += [read(generator) for kind, read in _STATES.items() if _is(generator, kind)]
         return [pickle.dumps(state) for state in states]
 
-    def take_new(self) -> list[tuple[Place, Tensor]]:
+    def take_new(self) -> list[tuple[Place, Any]]:
         """Return the tensors that were assigned to variables, which get their old values again.
 
         Raises:
@@ -211,9 +211,9 @@ class Variables:
             new += added
         for place, value in new:
             slot = self._slot_at(place)
-            if not _is(value, Tensor) or _is(slot.holder, list):
+            if not _is(value, torch.Tensor) or _is(slot.holder, list):
                 raise UsageError(
-                    f"a function compiled by snaprt.torch.jit puts a tensor into {slot.name}",
+                    f"a wrapped or compiled function puts a tensor into {slot.name}",
                     hint="return the tensor, and store it outside of the function",
                 )
         return new
@@ -232,16 +232,22 @@ class Variables:
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Any]) -> Iterator[None]:
-        """Let variables have these values, and what they had before at the end."""
-        slots = [self._slots_of_tensors[name] for name in tensors]
-        before = [slot.get() for slot in slots]
+        """Let variables have these values, and what they had before at the end.
+
+        Those that were assigned to meanwhile keep that, for `take_new`.
+        """
+        held = [(self._slots_of_tensors[name], tensor) for name, tensor in tensors.items()]
+        before = [slot.get() for slot, _ in held]
+        for slot, tensor in held:
+            slot.set(tensor)
+        is_assigned = [False] * len(held)
         try:
-            for slot, value in zip(slots, tensors.values(), strict=True):
-                slot.set(value)
             yield
+            is_assigned = [slot.get() is not tensor for slot, tensor in held]
         finally:
-            for slot, value in zip(slots, before, strict=True):
-                slot.set(value)
+            for (slot, _), value, keeps in zip(held, before, is_assigned, strict=True):
+                if not keeps:
+                    slot.set(value)
 
     def set(self, place: Place, tensor: Tensor) -> None:
         """Assign a tensor to a variable."""

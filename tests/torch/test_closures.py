@@ -144,3 +144,52 @@ def test_what_was_computed_before_has_to_be_an_argument() -> None:
     computed = torch.ones(3, device=snaprt.torch.device(), requires_grad=True) * 2
     with pytest.raises(UsageError, match="not an argument"):
         snaprt.torch.wrap(lambda x: x * computed)(torch.ones(3))
+
+
+class Keeper:
+    """Assigns to its attributes, as trainers do that keep the last result."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(3, 3)
+        self.last: Any = None
+        self.seen = torch.zeros(3, device=snaprt.torch.device())
+        self.all: list[Any] = []
+
+    def keep(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = self.model(x).sum()
+        self.seen = self.seen + 1
+        return self.last * 2
+
+    def append(self, x: torch.Tensor) -> torch.Tensor:
+        self.all.append(x * 2)
+        return x
+
+
+def test_tensors_that_a_function_assigns_are_there_after_each_call() -> None:
+    keeper = Keeper()
+    keep = snaprt.torch.wrap(keeper.keep)
+    with torch.no_grad():
+        for count in range(1, 5):
+            result = keep(torch.full((2, 3), float(count)))
+            assert type(keeper.last) is type(result)
+            assert result.item() == pytest.approx(2 * keeper.last.item())
+            expected = keeper.model(torch.full((2, 3), float(count))).sum()
+            assert keeper.last.item() == pytest.approx(expected.item(), rel=1e-5)
+            assert keeper.seen.tolist() == [count] * 3
+    keep(torch.ones(2, 3))
+    keeper.last.backward()
+    assert keeper.model.weight.grad is not None
+
+
+def test_a_tensor_that_is_appended_to_a_list_is_an_error_and_not_there() -> None:
+    keeper = Keeper()
+    with pytest.raises(UsageError, match=r"puts a tensor into list\[0\]"):
+        snaprt.torch.wrap(keeper.append)(torch.ones(3))
+    assert keeper.all == []
+
+
+def test_what_was_computed_before_is_no_constant_either() -> None:
+    computed = torch.ones(3, device=snaprt.torch.device(), requires_grad=True) * 2
+    with pytest.raises(UsageError, match="not an argument"):
+        snaprt.torch.wrap(lambda x: x * (computed + 1))(torch.ones(3))
+    assert snaprt.torch.wrap(lambda x: x.reshape(computed.shape))(torch.ones(3, 1)).shape == (3,)
