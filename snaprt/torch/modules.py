@@ -388,9 +388,12 @@ class Snapshot:
                     position_of[id(tensor)] = len(tensors)
                     tensors.append(tensor)
                 places.append((holder, name, position_of[id(tensor)]))
+        # A loss function beside a model has no tensors, and changes none of their names.
+        others = [m for m in self.modules if any(m.state_dict(keep_vars=True))]
+        named = others[0] if len(others) == 1 else module
         names = {
             id(tensor): name
-            for name, tensor in reversed([*module.named_parameters(), *module.named_buffers()])
+            for name, tensor in reversed([*named.named_parameters(), *named.named_buffers()])
         }
         owners = dict(module.named_modules())
         return State(tensors, [names[id(tensor)] for tensor in tensors], places, owners)

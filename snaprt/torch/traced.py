@@ -128,7 +128,9 @@ class Traced:
         self._structure = structure
         self._state = state
         self._autocast = autocast
-        signature_of = getattr(state.modules.get(""), "forward", function)
+        signature_of: Any = function
+        if not hasattr(function, "__wrapped__"):  # it is no function of the user's
+            signature_of = getattr(state.modules.get(""), "forward", function)
         self._names = [*state.names, *argument_names(signature_of, structure, state.names)]
         self._grad_mode = torch.is_grad_enabled()
         self._is_traced = False

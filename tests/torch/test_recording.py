@@ -59,6 +59,24 @@ def test_parameters_have_the_names_of_pytorch(
     assert "layers.1.attn.q.weight" in capsys.readouterr().out
 
 
+def test_a_function_has_the_names_of_its_arguments_model_and_variables(tmp_path: Path) -> None:
+    model, criterion = nn.Sequential(nn.Linear(4, 3)), nn.CrossEntropyLoss()
+    average = torch.zeros(3, device=snaprt.torch.device())
+
+    @snaprt.torch.wrap
+    def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return criterion(model(images) - average, labels)
+
+    with snaprt.torch.lazy(), snaprt.record("all", tmp_path):
+        loss = loss_of(torch.ones(2, 4), torch.tensor([0, 2]))
+        snaprt.mark_step()
+    assert process_recorder().flush(60)
+    assert loss.requires_grad
+    names = {*_only(tmp_path).array_names}
+    assert names >= {"0.weight", "0.bias", "images", "labels"}
+    assert any(name.endswith(".average") for name in names)
+
+
 def test_a_whole_step_is_one_program_that_replays_bit_for_bit(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
