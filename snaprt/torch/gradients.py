@@ -63,6 +63,7 @@ class Differentiable:
         self._residuals: Any = None  # the structure of what forward hands to backward
         self._types: list[Any] = []  # of the results
         self._ways: dict[str, frozenset[int]] = {}  # to each variable, from which results
+        self.reaching: frozenset[int] = frozenset()  # the results from which there is a way
         self._used: dict[Any, list[bool]] = {}
         self._is_compiled = True
         self._evaluate = self._jit(function, "")
@@ -225,6 +226,7 @@ class Differentiable:
         )
         self._types = [jax.typeof(result) for result in results]
         self._ways = _ways(params, pull_back, self._types)
+        self.reaching = frozenset[int]().union(*self._ways.values())
         self._used.clear()
         residuals, self._residuals = jax.tree.flatten(pull_back)
         return results, others, residuals
@@ -306,18 +308,22 @@ class _Node(torch.autograd.Function):
         ctx.save_for_backward(holder)  # PyTorch lets go of it, or says that it has
         ctx.set_materialize_grads(False)
         ctx.function, ctx.call = function, call.without_results()
-        tensors, dirty = [], []
+        tensors, dirty, detached = [], [], []
         written = call.written()
         for index, result in enumerate(results):
             target = written.get(index)
             if target is None:
                 tensors.append(Tensor(result))
+                if index not in function.reaching:
+                    detached.append(tensors[-1])
             else:
                 target.box.write(result)
                 dirty.append(target)
                 tensors.append(target)
         if dirty:
             ctx.mark_dirty(*dirty)
+        if detached:
+            ctx.mark_non_differentiable(*detached)
         return tuple(tensors)
 
     @staticmethod

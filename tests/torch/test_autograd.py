@@ -336,3 +336,30 @@ def test_gradients_of_complex_numbers_are_those_of_pytorch(is_wrapped: bool) -> 
         function(z, x).backward()
         found.append([t.detach().cpu() for t in (*first, second, z.grad, x.grad)])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+RESULTS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda x: x * 2,
+    "detached": lambda x: (x * 2).detach(),
+    "of something detached": lambda x: x.detach() + 1,
+    "partly detached": lambda x: x.detach() + x,
+    "zeros": torch.zeros_like,
+    "round": torch.round,
+    "sign": torch.sign,
+    "dropped": lambda x: torch.nn.functional.dropout(x, 1.0),
+    "drawn": lambda x: torch.bernoulli(x.sigmoid()),
+    "times zero": lambda x: x * 0,
+    "integers": lambda x: x.argmax().float(),
+    "condition": lambda x: (x > 0).float(),
+    "without a gradient": torch.no_grad()(lambda x: x * 2),
+}
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_requires_a_gradient_where_it_does_in_pytorch(name: str, is_wrapped: bool) -> None:
+    function = RESULTS[name]
+    expected = function(torch.tensor([0.5, -2.0], requires_grad=True)).requires_grad
+    on_device = torch.tensor([0.5, -2.0], device=snaprt.torch.device(), requires_grad=True)
+    call = snaprt.torch.wrap(function) if is_wrapped else function
+    assert call(on_device).requires_grad is expected

@@ -153,11 +153,13 @@ class Keeper:
         self.model = nn.Linear(3, 3)
         self.last: Any = None
         self.seen = torch.zeros(3, device=snaprt.torch.device())
+        self.average = torch.zeros((), device=snaprt.torch.device())
         self.all: list[Any] = []
 
     def keep(self, x: torch.Tensor) -> torch.Tensor:
         self.last = self.model(x).sum()
         self.seen = self.seen + 1
+        self.average = 0.5 * self.average + self.last.detach()
         return self.last * 2
 
     def append(self, x: torch.Tensor) -> torch.Tensor:
@@ -168,15 +170,17 @@ class Keeper:
 def test_tensors_that_a_function_assigns_are_there_after_each_call() -> None:
     keeper = Keeper()
     keep = snaprt.torch.wrap(keeper.keep)
-    with torch.no_grad():
-        for count in range(1, 5):
-            result = keep(torch.full((2, 3), float(count)))
-            assert type(keeper.last) is type(result)
-            assert result.item() == pytest.approx(2 * keeper.last.item())
-            expected = keeper.model(torch.full((2, 3), float(count))).sum()
-            assert keeper.last.item() == pytest.approx(expected.item(), rel=1e-5)
-            assert keeper.seen.tolist() == [count] * 3
-    keep(torch.ones(2, 3))
+    average = 0.0
+    for count in range(1, 5):
+        result = keep(torch.full((2, 3), float(count)))
+        assert type(keeper.last) is type(result)
+        assert result.item() == pytest.approx(2 * keeper.last.item())
+        expected = keeper.model(torch.full((2, 3), float(count))).sum()
+        assert keeper.last.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert keeper.seen.tolist() == [count] * 3
+        average = 0.5 * average + keeper.last.item()
+        assert keeper.average.item() == pytest.approx(average, rel=1e-5)
+        assert not keeper.average.requires_grad
     keeper.last.backward()
     assert keeper.model.weight.grad is not None
 
