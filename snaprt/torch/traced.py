@@ -730,6 +730,10 @@ class _Mode(TorchFunctionMode):
         structure = flatten((tuple(args), kwargs), tensors)
         if not any(hasattr(tensor, "jax") for tensor in tensors):
             return _call(func, args, kwargs)
+        if self._grad_mode and torch.is_grad_enabled():
+            for tensor in tensors:
+                if tensor.device.type == "cpu" and tensor.requires_grad:
+                    raise _gets_no_gradient(tensor)
         kind, environment = versions.torchax().tensor.Tensor, self._environment
         constants = [t if hasattr(t, "jax") else kind(constant_of(t), environment) for t in tensors]
         arrays_before = [
@@ -779,6 +783,15 @@ def _has_others(values: Sequence[Any]) -> bool:
         if isinstance(value, torch.Tensor)
         else type(value) in (list, tuple) and _has_others(value)
         for value in values
+    )
+
+
+def _gets_no_gradient(tensor: torch.Tensor) -> UsageError:
+    return UsageError(
+        "a wrapped function uses a CPU tensor that requires a gradient and is not one of its "
+        f"arguments: {tensor.dtype}{list(tensor.shape)}",
+        hint="pass it as an argument, let it be a parameter of a module that the function calls, "
+        "or detach it",
     )
 
 

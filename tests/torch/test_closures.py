@@ -197,3 +197,14 @@ def test_what_was_computed_before_is_no_constant_either() -> None:
     with pytest.raises(UsageError, match="not an argument"):
         snaprt.torch.wrap(lambda x: x * (computed + 1))(torch.ones(3))
     assert snaprt.torch.wrap(lambda x: x.reshape(computed.shape))(torch.ones(3, 1)).shape == (3,)
+
+
+def test_a_parameter_of_the_cpu_does_not_lose_its_gradient_without_a_word() -> None:
+    scale = nn.Parameter(torch.full((3,), 2.0))
+    scaled = snaprt.torch.wrap(lambda x: x * scale)
+    with pytest.raises(UsageError, match="requires a gradient"):
+        scaled(torch.ones(3))
+    with torch.no_grad():
+        assert scaled(torch.ones(3)).tolist() == [2, 2, 2]
+    fixed = snaprt.torch.wrap(lambda x: x * scale.detach())
+    assert fixed(torch.ones(3)).tolist() == [2, 2, 2]
