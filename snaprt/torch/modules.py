@@ -225,8 +225,8 @@ class Calls:
         grad_mode = torch.is_grad_enabled()
         arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
         tensors, structure, kinds, needed, first = arguments
-        given, leaves = structure, dict[str, Tensor]()
-        variables = (snapshot or self).variables.find(given)
+        known, given, leaves = (snapshot or self).variables, structure, dict[str, Tensor]()
+        variables = known.find(given)
         if snapshot is None:
             snapshot = self._snapshot(variables.modules)
             leaves = variables.leaves()
@@ -251,7 +251,7 @@ class Calls:
         if variables.states_of_generators() != generators:
             self._warn_of_draws()
             return result
-        constants = (self if module is None else snapshot).variables.find(given).constants
+        constants = known.find(given).constants
         self._traces.count(kind, constants)
         keep_last(snapshot.calls, (kind, constants), (trace, assigned))
         return result
@@ -326,13 +326,13 @@ class Snapshot:
         variables: What its code reads elsewhere.
     """
 
-    def __init__(self, modules_called: Sequence[torch.nn.Module]) -> None:
-        self.modules = [*modules_called]
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self.modules = [*modules]
         # With several, the names of their parameters begin with a number.
-        (module,) = self.modules if len(self.modules) == 1 else [torch.nn.ModuleList(self.modules)]
+        module = self.modules[0] if len(modules) == 1 else torch.nn.ModuleList(self.modules)
         self.variables = VariablesOf(module, is_watched=True)
-        modules = dict(module.named_modules())
-        if any(vars(m)[name] for m in modules.values() for name in _HOOKS[2:]):
+        self._modules = [*module.modules()]
+        if any(vars(m)[name] for m in self._modules for name in _HOOKS[2:]):
             raise UsageError(
                 f"a module inside the wrapped {type(module).__name__} has a backward hook, which "
                 "would not be called",
@@ -341,7 +341,6 @@ class Snapshot:
         if any(type(tensor) is not Tensor for tensor in (*module.parameters(), *module.buffers())):
             move(module)
         self.calls: dict[Any, tuple[Traced, list[Variable]]] = {}
-        self._modules = [*modules.values()]
         self._holders = [d for m in self._modules for d in (m._parameters, m._buffers)]
         self._children = [m._modules for m in self._modules]
         self._hooks = [vars(m)[name] for m in self._modules for name in _HOOKS]
@@ -389,8 +388,8 @@ class Snapshot:
                     tensors.append(tensor)
                 places.append((holder, name, position_of[id(tensor)]))
         # A loss function beside a model has no tensors, and changes none of their names.
-        others = [m for m in self.modules if any(m.state_dict(keep_vars=True))]
-        named = others[0] if len(others) == 1 else module
+        with_tensors = [m for m in self.modules if [*m.parameters(), *m.buffers()]]
+        named = with_tensors[0] if len(with_tensors) == 1 else module
         names = {
             id(tensor): name
             for name, tensor in reversed([*named.named_parameters(), *named.named_buffers()])

@@ -90,6 +90,25 @@ def test_modules_that_a_function_calls_are_trained(name: str, is_moved: bool) ->
             torch.testing.assert_close(now, value, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
+class Shifted(nn.Module):
+    """Has a buffer that is not saved, as tables of positions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+def test_a_module_of_several_may_have_a_buffer_that_is_not_saved() -> None:
+    model, shifted = nn.Linear(3, 3), Shifted()
+    x = torch.ones(2, 3)
+    expected = shifted(model(x)).detach()
+    result = snaprt.torch.wrap(lambda x: shifted(model(x)))(x)
+    torch.testing.assert_close(result.detach().cpu(), expected)
+
+
 def test_a_module_that_is_replaced_is_called_from_then_on() -> None:
     task = Task(nn.Linear(4, 4), nn.Linear(4, 3))
     loss_of = snaprt.torch.wrap(task.loss)
