@@ -264,10 +264,9 @@ class Traced:
         writes = []
         for position in sorted(changed):
             value = tensors[position]._elem
-            is_state = (
-                position < len(self._state.tensors) or self._names[position] in self._accumulators
-            )
-            if variables and not is_state and self._grad_mode and is_differentiable(value):
+            is_state = position < len(self._state.tensors)
+            has_history = not is_state and self._names[position] not in self._accumulators
+            if variables and has_history and self._grad_mode and is_differentiable(value):
                 self._written[len(results)] = position
                 results.append(value)
             else:

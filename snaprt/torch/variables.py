@@ -153,6 +153,7 @@ class Variables:
         self.optimizers = search.optimizers
         self._generators = search.generators
         self._slots = search.slots
+        self._slot_of = {f"variable{n}.{slot.name}": slot for n, slot in enumerate(self._slots)}
         self._holders = [*search.holders.values()]
         self._sizes = [*map(len, self._holders)]
         self._take()
@@ -162,13 +163,8 @@ class Variables:
         self._data = [value for value in self._values if _contents(value) is not None]
         self._contents = [*map(_contents, self._data)]
         pairs = [*zip(self._slots, self._values, strict=True)]
-        tensors = {
-            f"variable{number}.{slot.name}": (slot, value)
-            for number, (slot, value) in enumerate(pairs)
-            if _is(value, Tensor)
-        }
-        self.tensors = {name: tensor for name, (_, tensor) in tensors.items()}
-        self._slots_of_tensors = {name: slot for name, (slot, _) in tensors.items()}
+        named = zip(self._slot_of, self._values, strict=True)
+        self.tensors = {name: value for name, value in named if _is(value, Tensor)}
         self.constants = Constants(tuple([(slot.name, _described(v)) for slot, v in pairs]))
 
     def hold(self) -> bool:
@@ -226,8 +222,7 @@ class Variables:
             return {
                 name: tensor
                 for name, tensor in self.tensors.items()
-                if tensor.is_leaf
-                and id(self._slots_of_tensors[name].holder) not in self._of_modules
+                if tensor.is_leaf and id(self._slot_of[name].holder) not in self._of_modules
             }
 
     @contextmanager
@@ -236,7 +231,7 @@ class Variables:
 
         Those that were assigned to meanwhile keep that, for `take_new`.
         """
-        held = [(self._slots_of_tensors[name], tensor) for name, tensor in tensors.items()]
+        held = [(self._slot_of[name], tensor) for name, tensor in tensors.items()]
         before = [slot.get() for slot, _ in held]
         for slot, tensor in held:
             slot.set(tensor)

@@ -307,9 +307,8 @@ def wait_for(arrays: Sequence[LazyArray]) -> None:
     Raises:
         ExecutionError: A program failed after the call that started it had returned.
     """
-    values = [array._value for array in arrays if array._value is not None]
     try:
-        jax.block_until_ready(values)
+        jax.block_until_ready([array._value for array in arrays])
     except jax.errors.JaxRuntimeError:
         for array in arrays:
             try:

@@ -14,6 +14,7 @@ from snaprt.jaxapi.compiler.custom_calls import is_python_callback
 from snaprt.jaxapi.compiler.modules import (
     is_main,
     module_to_hlo_proto,
+    operations_within,
     parse_module,
     portable_artifact,
 )
@@ -176,17 +177,12 @@ def without_scans(module: Any, platform: str = "") -> None:
     """
     if platform == "gpu":
         return
-    scans: list[Any] = []
-
-    def look(operation: Any) -> Any:
-        if (
-            operation.name == "stablehlo.composite"
-            and ir.StringAttr(operation.attributes["name"]).value == "chlo.scan"
-        ):
-            scans.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(look)
+    scans = [
+        operation
+        for operation in operations_within(module.operation)
+        if operation.name == "stablehlo.composite"
+        and ir.StringAttr(operation.attributes["name"]).value == "chlo.scan"
+    ]
     with changing_module(module):
         for scan in scans:
             call = ir.Operation.create(
@@ -199,7 +195,7 @@ def without_scans(module: Any, platform: str = "") -> None:
             )
             for result, instead in zip(scan.results, call.results, strict=True):
                 result.replace_all_uses_with(instead)
-            scan.operation.erase()
+            scan.erase()
 
 
 def stablehlo_to_hlo(module: bytes) -> bytes:

@@ -42,18 +42,15 @@ def promoting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **options)
         if name in _EXACT_OPERANDS and jnp.issubdtype(dtype, jnp.floating):
             return function(*args, **options).astype(dtype)
-        cast = [
-            value.astype(dtype) if number >= first and _is_single(value) else value
-            for number, value in enumerate(args)
-        ]
-        return function(*cast, **options)
+        cast = [v.astype(dtype) if _is_array(v) and not v.ndim else v for v in args[first:]]
+        return function(*args[:first], *cast, **options)
 
     return call
 
 
 def _dtype_of(operands: Any) -> Any:
     """Return the dtype that the operands with dimensions have in common, if it is to hold."""
-    arrays = [value for value in operands if hasattr(value, "dtype") and hasattr(value, "ndim")]
+    arrays = [value for value in operands if _is_array(value)]
     wide = [value.dtype for value in arrays if value.ndim]
     single = [value.dtype for value in arrays if not value.ndim]
     if not wide or not single:
@@ -64,8 +61,8 @@ def _dtype_of(operands: Any) -> Any:
     return None
 
 
-def _is_single(value: Any) -> bool:
-    return hasattr(value, "dtype") and not getattr(value, "ndim", 1)
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "ndim")
 
 
 def _kind(dtype: Any) -> int:
@@ -74,9 +71,8 @@ def _kind(dtype: Any) -> int:
 
 def promote_in(operators: dict[Any, Any], overloads: Callable[[str], list[Any]]) -> None:
     """Let torchax's operators that promote do so as PyTorch does."""
-    for name in PROMOTING:
-        packets = [getattr(torch.ops.aten, each, None) for each in (name, f"{name}_")]
-        for known in (*overloads(name), *overloads(f"{name}_"), *packets):
+    for name in PROMOTING:  # those that write in place call these
+        for known in (*overloads(name), getattr(torch.ops.aten, name, None)):
             operator = operators.get(known)
             if operator is not None and operator.is_jax_function:
                 function = promoting(name, operator.func)

@@ -37,11 +37,10 @@ def with_matmul_precision(module: XlaMessage, precision: str) -> XlaMessage:
         precision: One of `variants.PRECISIONS`.
     """
     copied = copy_of(module)
+    level = PRECISIONS.index(precision)
     for computation in copied.computations:
-        for instruction in computation.instructions:
-            if instruction.opcode in _MULTIPLIED and not _asked(instruction):
-                level = PRECISIONS.index(precision)
-                instruction.precision_config.operand_precision[:] = [level, level]
+        for instruction in filter(_is_at_default_precision, computation.instructions):
+            instruction.precision_config.operand_precision[:] = [level, level]
     return copied
 
 
@@ -73,13 +72,15 @@ def with_tpu_precision(module: XlaMessage, precision: str) -> XlaMessage:
 def multiplies_at_default_precision(module: XlaMessage) -> bool:
     """Return whether a dot or convolution of float32 asks for no precision."""
     for computation in module.computations:
-        by_id = {instruction.id: instruction for instruction in computation.instructions}
-        for instruction in computation.instructions:
-            if instruction.opcode in _MULTIPLIED and not _asked(instruction):
-                operands = [by_id[operand] for operand in instruction.operand_ids]
-                if all(operand.shape.element_type == _F32 for operand in operands):
-                    return True
+        types = {each.id: each.shape.element_type for each in computation.instructions}
+        for product in filter(_is_at_default_precision, computation.instructions):
+            if all(types[operand] == _F32 for operand in product.operand_ids):
+                return True
     return False
+
+
+def _is_at_default_precision(instruction: XlaMessage) -> bool:
+    return instruction.opcode in _MULTIPLIED and not _asked(instruction)
 
 
 def _asked(instruction: XlaMessage) -> int:
