@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt import settings
-from snaprt.host.whole_files import remedy_sentence, writing
+from snaprt.host.whole_files import going_on_without_room, remedy_sentence, writing
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
@@ -60,22 +60,41 @@ def follow_environment() -> None:
 
 def _file_handler(path: Path) -> logging.Handler:
     elsewhere = "set SNAPRT_LOG_FILE to a file in an existing directory"
-    with writing(f"write the log to {path}", elsewhere):
-        return _LogFile(path, encoding="utf-8")
+    file = _LogFile(path)
+    with writing(f"write the log to {path}", elsewhere), going_on_without_room(file.complain):
+        file.open()
+    return file
 
 
 class _LogFile(logging.FileHandler):
     """A log file; once it cannot be written to any more, that is said once."""
 
-    _has_complained = False
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", delay=True)
+
+    def open(self) -> None:
+        """Open the file; else the first line of the log does."""
+        self.stream = self._open()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, and open the file before where there was no room for it until now."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         """Say what the system refused, in place of a traceback for each line of the log."""
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
+        if isinstance(error, OSError):
+            self.complain(error)
+        else:
             super().handleError(record)
-        elif not self._has_complained:
-            self._has_complained = True
+
+    def complain(self, error: OSError) -> None:
+        """Say once what the system refused."""
+        if self.baseFilename not in _asked.complaints:
+            _asked.complaints.add(self.baseFilename)
             advice = remedy_sentence(error, "set SNAPRT_LOG_FILE to another file")
             reason = error.strerror or error
             with contextlib.suppress(Exception):  # standard error may be closed or full too
@@ -96,6 +115,7 @@ class _Asked:
 
     handler: logging.Handler | None = None
     levels: dict[str, int] = field(default_factory=dict)
+    complaints: set[str] = field(default_factory=set)  # the files that were said to be refused
 
 
 _asked: Final = _Asked()

@@ -28,7 +28,7 @@ from snaprt.explain.nodes import (
     shown_nodes,
 )
 from snaprt.graph.program import Program
-from snaprt.host.whole_files import remedy_sentence, writing
+from snaprt.host.whole_files import going_on_without_room, remedy_sentence, writing
 from snaprt.runtime.events import Compilation, Cut, Execution, Subscriber
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing
@@ -46,10 +46,11 @@ _lock = threading.Lock()
 class AppendedFile:
     """A file that a variable names, with the process's RANK at the end of its name.
 
-    Once it cannot be written to any more, that is said once, and the program goes on.
+    Once the disk is full or it cannot be written to any more, that is said once, and the program
+    goes on.
 
     Raises:
-        UsageError: It cannot be written to from the start.
+        UsageError: It cannot be written to from the start, for another reason than a full disk.
     """
 
     def __init__(self, variable: str, path: Path) -> None:
@@ -57,7 +58,10 @@ class AppendedFile:
         self._variable = variable
         self._has_complained = False
         elsewhere = "name a file in an existing, writable directory"
-        with writing(f"write to {self.path} ({variable})", elsewhere):
+        with (
+            writing(f"write to {self.path} ({variable})", elsewhere),
+            going_on_without_room(self._complain),
+        ):
             os.close(self._open())
 
     def append(self, text: str) -> None:
@@ -66,15 +70,18 @@ class AppendedFile:
             with _lock:
                 self._append(text.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            if not self._has_complained:
-                self._has_complained = True
-                _log.warning(
-                    "%s: cannot write to %s: %s. %s",
-                    self._variable,
-                    self.path,
-                    error.strerror or error,
-                    remedy_sentence(error, f"set {self._variable} to another file"),
-                )
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            _log.warning(
+                "%s: cannot write to %s: %s. %s",
+                self._variable,
+                self.path,
+                error.strerror or error,
+                remedy_sentence(error, f"set {self._variable} to another file"),
+            )
 
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -42,7 +42,12 @@ from snaprt.explain.nodes import (
     shown_nodes,
     type_text,
 )
-from snaprt.host.whole_files import remedy_sentence, write_whole, writing
+from snaprt.host.whole_files import (
+    going_on_without_room,
+    remedy_sentence,
+    write_whole,
+    writing,
+)
 from snaprt.pages import Layout, Sizes, lay_out
 from snaprt.runtime.events import Cut, Execution, Subscriber
 from snaprt.units import format_duration, format_size
@@ -409,8 +414,10 @@ _log = logging.getLogger("snaprt.explain")
 class TraceFolder(Subscriber):
     """Writes a folder for each graph before it first runs, and a page that links them.
 
+    Where the disk is full, that is said once, and the program goes on.
+
     Raises:
-        UsageError: Nothing can be written there.
+        UsageError: Nothing can be written there, for another reason than a full disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -426,7 +433,19 @@ class TraceFolder(Subscriber):
         self._graphs: dict[int, TracedGraph] = {}
         self._turns: list[tuple[TracedGraph, int]] = []
         self._page_time = 0.0
-        self.folder = _claim(self._path, page((), ()))
+        self._claimed: Path | None = None
+        elsewhere = "name a writable directory, or one that can be created"
+        with (
+            writing(f"write to {self._path} (SNAPRT_TRACE)", elsewhere),
+            going_on_without_room(self._complain),
+        ):
+            _write(self._folder() / INDEX, page((), ()))
+
+    def _folder(self) -> Path:
+        """Return the folder for this process, claimed once there is room for it."""
+        if self._claimed is None:
+            self._claimed = _claim(self._path)
+        return self._claimed
 
     def ready(self, run: Execution) -> None:
         """Write the folder of a graph that runs for the first time."""
@@ -456,7 +475,7 @@ class TraceFolder(Subscriber):
             graph.executions += 1
             self._turn(graph)
             try:
-                with (self.folder / ORDER).open("a", encoding="utf-8") as file:
+                with (self._folder() / ORDER).open("a", encoding="utf-8") as file:
                     file.write(line)
                 self._write_page(often=False)
             except OSError as error:
@@ -471,7 +490,7 @@ class TraceFolder(Subscriber):
     def _write_graph(self, run: Execution) -> None:
         nodes = shown_nodes(run.program)
         name = f"{len(self._graphs) + 1:04d}-{run.executable.graph_id}"
-        folder = self.folder / name
+        folder = self._folder() / name
         folder.mkdir()
         graph = self._graphs[run.executable.number] = traced_graph(name, run, nodes)
         graph.forms = self._forms
@@ -497,18 +516,18 @@ class TraceFolder(Subscriber):
     def _write_page(self, *, often: bool = True) -> None:
         few = often and len(self._graphs) <= _MOST_DRAWINGS_IN_PAGE
         if few or time.monotonic() - self._page_time > _SECONDS_BETWEEN_PAGES:
-            _write(self.folder / INDEX, page(list(self._graphs.values()), self._turns))
+            _write(self._folder() / INDEX, page(list(self._graphs.values()), self._turns))
             self._page_time = time.monotonic()
 
     def _finish(self) -> None:
         """Write once more what has changed since, when the process ends."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self._claimed is None:
             return
         try:
             for graph in self._graphs.values():
                 text = json.dumps(graph.to_json(), indent=1)
-                _write(self.folder / graph.folder / ANALYSIS, text)
-            _write(self.folder / INDEX, page(list(self._graphs.values()), self._turns))
+                _write(self._claimed / graph.folder / ANALYSIS, text)
+            _write(self._claimed / INDEX, page(list(self._graphs.values()), self._turns))
         except OSError as error:
             self._complain(error)
 
@@ -517,25 +536,22 @@ class TraceFolder(Subscriber):
             self._has_complained = True
             _log.warning(
                 "SNAPRT_TRACE: cannot write to %s: %s. %s",
-                self.folder,
+                self._claimed or self._path,
                 error.strerror or error,
                 remedy_sentence(error, "set SNAPRT_TRACE to another folder"),
             )
 
 
-def _claim(path: Path, index: str) -> Path:
+def _claim(path: Path) -> Path:
     """Return the folder for this process: ``path``, or one in it where another has been before."""
     folders = itertools.chain([path], (path / f"run-{number}" for number in itertools.count(2)))
-    elsewhere = "name a writable directory, or one that can be created"
-    with writing(f"write to {path} (SNAPRT_TRACE)", elsewhere):
-        return next(folder for folder in folders if _is_first_in(folder, index))
+    return next(folder for folder in folders if _is_first_in(folder))
 
 
-def _is_first_in(folder: Path, index: str) -> bool:
+def _is_first_in(folder: Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with (folder / INDEX).open("x", encoding="utf-8") as file:
-            file.write(index)
+        (folder / INDEX).open("x").close()
     except FileExistsError:
         return False
     return True

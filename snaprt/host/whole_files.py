@@ -156,6 +156,20 @@ def remedy_sentence(error: OSError, elsewhere: str) -> str:
     return f"{hint[:1].upper()}{hint[1:]}."
 
 
+_OUT_OF_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def going_on_without_room(tell: Callable[[OSError], object]) -> Iterator[None]:
+    """Tell of a disk that is full, which ends no program: what names the file is not wrong."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OUT_OF_ROOM:
+            raise
+        tell(error)
+
+
 @contextlib.contextmanager
 def writing(
     what: str,

@@ -218,6 +218,59 @@ def test_a_folder_that_cannot_be_made_is_refused_with_its_name(monkeypatch, tmp_
     assert str(tmp_path / "file") in caught.value.message
 
 
+def test_a_disk_that_is_full_from_the_start_is_told_once_and_the_program_goes_on(tmp_path):
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+import jax.numpy as jnp
+import snaprt
+with snaprt.lazy():
+    for size in 3, 4:
+        print(float(jnp.ones(size).sum()))
+"""
+    process = run_program(program, SNAPRT_CACHE="0", SNAPRT_TRACE=tmp_path / "graphs")
+    assert process.stdout == "3.0\n4.0\n"
+    (line,) = process.stderr.splitlines()
+    assert "SNAPRT_TRACE: cannot write to" in line
+    assert "Raise the file size limit (ulimit -f), or set SNAPRT_TRACE to another folder." in line
+
+
+NO_ROOM = """
+import errno, os, sys
+import jax.numpy as jnp
+import snaprt
+
+is_full = True
+
+def refuse(event, details):
+    if is_full and event in ("open", "os.mkdir") and str(details[0]).endswith("wanted"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), details[0])
+
+sys.addaudithook(refuse)
+with snaprt.lazy():
+    for size in 3, 4, 5:
+        x = jnp.ones(size)
+        snaprt.mark_step()
+        print(float(x.sum()))
+        is_full = size < 4
+"""
+
+
+@pytest.mark.parametrize(
+    "variable", ["SNAPRT_TRACE", "SNAPRT_LOG_FILE", "XLA_METRICS_FILE", "XLA_SAVE_TENSORS_FILE"]
+)
+def test_a_file_for_which_there_is_no_room_is_told_once_and_is_written_later(tmp_path, variable):
+    wanted = tmp_path / "wanted"
+    setting = {variable: wanted}
+    process = run_program(NO_ROOM, without=("RANK",), SNAPRT_CACHE="0", **setting)
+    assert process.stdout == "3.0\n4.0\n5.0\n"
+    (line,) = process.stderr.splitlines()
+    assert line.startswith(
+        f"{variable}: cannot write to {wanted}: No space left on device. Free some space, or set"
+    )
+    assert wanted.exists()
+
+
 def test_a_folder_that_is_gone_is_told_once_and_the_program_goes_on(folder, caplog):
     step(jnp.ones((3, 5)))
     for path in sorted(folder.rglob("*"), reverse=True):
