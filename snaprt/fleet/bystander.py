@@ -201,12 +201,10 @@ class _Bystander:
     def _write(self, content: dict[str, Any]) -> None:
         if not self._status:
             return  # it had not begun
-        last_hang = self._status.pop("known")
+        dump = {**self._status, "time": time.time(), **content}
         with contextlib.suppress(OSError):
-            number = claim_hang(self._folder, last_hang)
-            path = dump_file(self._folder, number, self._status["rank"])
-            write_json(path, {**self._status, "time": time.time(), **content})
-            self._status["known"] = number
+            number = self._status["known"] = claim_hang(self._folder, dump.pop("known"))
+            write_json(dump_file(self._folder, number, dump["rank"]), dump)
 
 
 def _threads_of_traceback(lines: list[str]) -> list[stacks.Thread]:

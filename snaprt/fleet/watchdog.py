@@ -30,9 +30,11 @@ from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_numb
 from snaprt.fleet.hang import SCHEMA, VERSION
 from snaprt.graph.program import Program
 from snaprt.host import stacks
+from snaprt.host.whole_files import remedy_sentence
 from snaprt.processes import ProcessPlace, place_in_job
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
 from snaprt.runtime.jit import follow_process
+from snaprt.snapshot.format.write import RECORD_ELSEWHERE
 from snaprt.snapshot.recorder.flags import dump_folder_of
 from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER
 from snaprt.snapshot.recorder.progress import Progress, Running, watch_progress
@@ -229,10 +231,7 @@ class Watchdog:
         }
 
     def _dump(self, place: ProcessPlace, cause: str) -> None:
-        progress = self._progress
-        at = progress.progressed
-        number = claim_hang(self._folder, self._last_hang)
-        path = dump_file(self._folder, number, place.rank)
+        self._written_at = self._progress.progressed
         dump = {
             **self._status(place),
             "cause": cause,
@@ -242,21 +241,37 @@ class Watchdog:
             "collectives": [],
         }
         del dump["known"]
-        self._last_hang, self._written_at = number, at
+        try:
+            self._write(place, dump)
+        except OSError as error:
+            _log.warning(
+                "%s: %s; its stacks cannot be written below %s: %s. %s `snaprt stacks %d` prints "
+                "them while the program runs.",
+                cause,
+                sentence(dump),
+                self._folder,
+                error.strerror or error,
+                remedy_sentence(error, RECORD_ELSEWHERE),
+                os.getpid(),
+            )
+
+    def _write(self, place: ProcessPlace, dump: dict[str, Any]) -> None:
+        self._last_hang = claim_hang(self._folder, self._last_hang)
+        self._last_status = (-1, None)
+        self._tell_status(place)
+        path = dump_file(self._folder, self._last_hang, place.rank)
         write_json(path, dump)
         _log.warning(
             "%s: %s; stacks are in %s. `snaprt report %s` shows which ranks wait for which.",
-            cause,
+            dump["cause"],
             sentence(dump),
             path,
             path.parent,
         )
-        oldest = progress.oldest()
+        oldest = self._progress.oldest()
         if oldest is not None and dump["state"] == "waiting":
             dump["collectives"] = list(_collectives(oldest))
             write_json(path, dump)
-        self._last_status = (-1, None)
-        self._tell_status(place)
         self._tell(look=str(path))
 
 

@@ -156,7 +156,8 @@ def remedy_sentence(error: OSError, elsewhere: str) -> str:
     return f"{hint[:1].upper()}{hint[1:]}."
 
 
-_OUT_OF_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+TOO_LARGE: Final = (*NO_SPACE, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -165,7 +166,7 @@ def going_on_without_room(tell: Callable[[OSError], object]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _OUT_OF_ROOM:
+        if error.errno not in TOO_LARGE:
             raise
         tell(error)
 

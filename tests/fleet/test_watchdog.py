@@ -321,6 +321,36 @@ def test_one_process_alone_is_watched_too_and_writes_no_state(tmp_path: Path):
     assert not list((tmp_path / "snaprt-dump").glob("*.snap"))
 
 
+CANNOT_WRITE = """
+import sys, time
+import jax, jax.numpy as jnp
+jax.jit(lambda x: x + 1)(jnp.ones(3)).block_until_ready()
+from snaprt.fleet.watchdog import _watchdog
+until = time.monotonic() + 30
+while _watchdog._written_at < 0 and time.monotonic() < until:
+    time.sleep(0.05)
+_watchdog._look()
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("limit", ["", "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (0, 0))"])
+def test_a_folder_that_cannot_be_written_is_told_once_and_the_program_goes_on(
+    tmp_path: Path, limit: str
+):
+    (tmp_path / "file").touch()
+    script = tmp_path / "train.py"
+    script.write_text(limit + CANNOT_WRITE)
+    folder = tmp_path / ("dump" if limit else "file/dump")
+    words = (*SNAPRT, "run", "--watchdog", "1s", "--dump", folder, "--", script)
+    done = run_program(words, status=5, SNAPRT_CACHE="0")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("no execution or step has ended for 1.00 s")
+    assert f"its stacks cannot be written below {folder}: " in line
+    assert "se another folder: set the folder with --dump or SNAPRT_DUMP_DIR." in line
+    assert "`snaprt stacks " in line
+
+
 @pytest.mark.parametrize("mode", ["jit", "lazy"])
 def test_nothing_is_written_where_nothing_hangs_and_the_end_is_told(launched: Launched, mode: str):
     code = """

@@ -7,7 +7,6 @@ pass through in pieces: no second copy of one is made, and the disk works while 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import io
 import os
@@ -23,7 +22,7 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.host.whole_files import remedy, temporary_name
+from snaprt.host.whole_files import NO_SPACE, TOO_LARGE, remedy, temporary_name
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.repeated import Form
 from snaprt.snapshot.format.small_zip import (
@@ -48,10 +47,8 @@ MOST_ARRAYS: Final = MOST_MEMBERS - len(schema.MODULE_MEMBERS) - 2  # the mark, 
 _MOST_BUFFERS: Final = 1024  # that Linux and macOS write at once
 _WORTH: Final = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT: Final = 3
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
-_TOO_LARGE: Final = (*_NO_SPACE, errno.EFBIG)
 _T = TypeVar("_T")
-_RECORD_ELSEWHERE: Final = "use another folder: set the folder with --dump or SNAPRT_DUMP_DIR"
+RECORD_ELSEWHERE: Final = "use another folder: set the folder with --dump or SNAPRT_DUMP_DIR"
 
 
 def write_snapshot(
@@ -93,7 +90,7 @@ def write_file(
     path: Path,
     contents: schema.Contents,
     store: ArrayStore | None,
-    elsewhere: str = _RECORD_ELSEWHERE,
+    elsewhere: str = RECORD_ELSEWHERE,
 ) -> Written:
     """Write one snapshot file as `write_snapshot`; return what else is known of it."""
 
@@ -117,7 +114,7 @@ def write_parts(folder: str, name: str, parts: Sequence[Any]) -> int:
         SnapshotError: The file system refused.
     """
     write = functools.partial(_write_at_once, parts=parts)
-    return _replace(folder, name, write, lambda: sum(map(len, parts)), _RECORD_ELSEWHERE)
+    return _replace(folder, name, write, lambda: sum(map(len, parts)), RECORD_ELSEWHERE)
 
 
 def _replace(
@@ -140,9 +137,9 @@ def _replace(
 
 def _refused(path: Path, size: int, error: OSError, elsewhere: str) -> SnapshotError:
     message = f"cannot write {path}: {error.strerror or error}"
-    if error.errno in _TOO_LARGE:
+    if error.errno in TOO_LARGE:
         message += f"; it needs up to {size:,} bytes"
-    if error.errno in _NO_SPACE:
+    if error.errno in NO_SPACE:
         with contextlib.suppress(OSError):
             message += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
     return SnapshotError(message, hint=remedy(error, elsewhere))

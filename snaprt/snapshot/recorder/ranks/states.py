@@ -20,7 +20,7 @@ import msgspec
 
 from snaprt.errors import UsageError
 from snaprt.host import stacks
-from snaprt.host.whole_files import write_whole
+from snaprt.host.whole_files import remedy_sentence, write_whole
 from snaprt.processes import ProcessPlace, place_in_job
 
 if TYPE_CHECKING:  # who reads states does not need JAX
@@ -263,7 +263,12 @@ class StateKeeper:
         except Exception as error:
             if not self._has_complained:
                 self._has_complained = True
-                _log.warning("the state of this rank cannot be written: %s", error)
+                advice = ""
+                if isinstance(error, OSError):
+                    from snaprt.snapshot.format.write import RECORD_ELSEWHERE
+
+                    advice = f". {remedy_sentence(error, RECORD_ELSEWHERE)}"
+                _log.warning("the state of this rank cannot be written: %s%s", error, advice)
         return True
 
 
