@@ -30,7 +30,7 @@ from snaprt.host import stacks
 from snaprt.host.whole_files import write_whole
 
 _LOOK_SECONDS: Final = 1.0  # how often it looks whether the other is there
-_NUMBERED: Final = re.compile(r"hang-(\d+)")
+NUMBERED: Final = re.compile(r"hang-(\d+)")
 _THREAD: Final = re.compile(
     r"(?:Current thread|Thread) (0x[0-9a-f]+)(.*) \(most recent call first\)"
 )
@@ -45,7 +45,7 @@ def hang_number(folder: Path) -> int:
         names = os.listdir(folder)
     except OSError:
         return 0
-    return max((int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match), default=0)
+    return max((int(match[1]) for match in map(NUMBERED.fullmatch, names) if match), default=0)
 
 
 def hang_folder(folder: Path, number: int) -> Path:

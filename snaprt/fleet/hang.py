@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from snaprt.errors import UsageError
+from snaprt.fleet.bystander import NUMBERED
 from snaprt.processes import ProcessPlace
 from snaprt.snapshot.recorder.ranks.states import (
     RankState,
@@ -89,13 +91,16 @@ class Dump(ProcessPlace):
 
 
 def is_hang(folder: Path) -> bool:
-    """Return whether a folder holds dumps of a hang."""
-    first = next(iter(sorted(folder.glob("rank-*.json"))), None)
-    if first is None:
-        return False
+    """Return whether a folder was made for dumps of a hang, or holds one."""
+    if folder.is_dir() and NUMBERED.fullmatch(folder.resolve().name):
+        return True
+    return any(_is_dump(path) for path in folder.glob("rank-*.json"))
+
+
+def _is_dump(path: Path) -> bool:
     try:
-        return schema_of(first) == SCHEMA
-    except (OSError, msgspec.MsgspecError):
+        return schema_of(path) == SCHEMA
+    except (OSError, UsageError, msgspec.MsgspecError):
         return False
 
 
@@ -103,9 +108,17 @@ def read_dumps(folder: Path) -> tuple[Dump, ...]:
     """Return the dumps of a hang, by rank.
 
     Raises:
-        UsageError: A dump cannot be read.
+        UsageError: There is none, or one cannot be read.
     """
-    return read_files_of_ranks(folder, Dump, "dump of a hang", "cannot be read", (SCHEMA,), VERSION)
+    dumps = read_files_of_ranks(
+        folder, Dump, "dump of a hang", "cannot be read", (SCHEMA,), VERSION
+    )
+    if not dumps:
+        raise UsageError(
+            f"no rank has written its stacks into {folder}",
+            hint="The output of the program says why they could not be written.",
+        )
+    return dumps
 
 
 _SHOWN_COLLECTIVES: Final = 3

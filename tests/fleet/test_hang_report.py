@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,39 @@ def test_a_damaged_dump_is_named(tmp_path: Path):
     assert "no dump of a hang that this version reads" in (
         run_program((*SNAPRT, "report"), hang, status=2).stderr
     )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whatever_is_in_the_place_of_a_dump_is_named_and_not_waited_for(tmp_path: Path, rank: int):
+    hang = written(tmp_path / "hang-001", waiting(0, 6, count=2), waiting(1, 6, count=2))
+    damaged = hang / f"rank-{rank:06d}.json"
+    content = damaged.read_text()
+    contents = ["", "[]", content[:300]]
+    contents.append(content.replace('"processes": 2', '"processes": 1000000000000'))
+    contents.append(content.replace(f'"rank": {rank}', '"rank": -1'))
+    for wrong in contents:
+        damaged.write_text(wrong)
+        assert_is_named(hang, damaged)
+    damaged.unlink()
+    os.mkfifo(damaged)
+    assert_is_named(hang, damaged)
+    damaged.unlink()
+    damaged.mkdir()
+    assert_is_named(hang, damaged)
+
+
+def assert_is_named(hang: Path, damaged: Path) -> None:
+    assert is_hang(hang)
+    with pytest.raises(UsageError) as caught:
+        read_dumps(hang)
+    assert str(damaged) in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_hang_of_which_nothing_could_be_written_is_said_to_be_empty(tmp_path: Path):
+    (tmp_path / "hang-001").mkdir()
+    done = run_program((*SNAPRT, "report"), tmp_path / "hang-001", status=2)
+    assert f"no rank has written its stacks into {tmp_path / 'hang-001'}" in done.stderr
 
 
 def test_a_dump_without_a_schema_is_refused(tmp_path: Path):

@@ -22,6 +22,7 @@ from snaprt.errors import UsageError
 from snaprt.host import stacks
 from snaprt.host.whole_files import remedy_sentence, write_whole
 from snaprt.processes import ProcessPlace, place_in_job
+from snaprt.snapshot.format import places
 
 if TYPE_CHECKING:  # who reads states does not need JAX
     from snaprt.snapshot.recorder.progress import Progress, Running
@@ -37,6 +38,8 @@ FOLDER: Final = "ranks"
 
 _END_SECONDS: Final = 5.0
 _MOST_BYTES: Final = 1 << 26
+_MOST_PROCESSES: Final = 1 << 20
+_REMOVE: Final = "Remove it if it is damaged."
 _log = logging.getLogger("snaprt.states")
 
 
@@ -84,9 +87,11 @@ def schema_of(path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    if path.stat().st_size > _MOST_BYTES:
-        raise UsageError(f"{path} is too large for a file of a rank")
-    return path.read_bytes()
+    with places.open_file(path) as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise UsageError(f"{path} is too large for a file of a rank", hint=_REMOVE)
+    return content
 
 
 def _envelope(content: bytes) -> _Envelope:
@@ -116,11 +121,16 @@ def read_files_of_ranks(
                     f"{path} is no {what} that this version reads",
                     hint="Update snaprt, or remove the file.",
                 )
-            contents.append(msgspec.json.decode(content, type=kind))
+            entry = msgspec.json.decode(content, type=kind)
         except (OSError, msgspec.MsgspecError) as error:
+            reason = error.strerror or error if isinstance(error, OSError) else error
+            raise UsageError(f"{path} {unreadable}: {reason}", hint=_REMOVE) from error
+        if path.name != file_name(entry.rank) or entry.processes > _MOST_PROCESSES:
             raise UsageError(
-                f"{path} {unreadable}: {error}", hint="Remove it if it is damaged."
-            ) from error
+                f"{path} {unreadable}: it is of rank {entry.rank} of {entry.processes}",
+                hint=_REMOVE,
+            )
+        contents.append(entry)
     return tuple(sorted(contents, key=lambda entry: entry.rank))
 
 
@@ -140,9 +150,14 @@ def read_states(folder: Path) -> tuple[RankState, ...]:
     return read_files_of_ranks(folder, RankState, what, f"is no {what}", schemas, VERSION)
 
 
+def file_name(rank: int) -> str:
+    """Return the name of a file of a rank."""
+    return f"rank-{rank:06d}.json"
+
+
 def state_file(folder: Path, rank: int) -> Path:
     """Return where a rank writes its state below the folder of a recording."""
-    return folder / FOLDER / f"rank-{rank:06d}.json"
+    return folder / FOLDER / file_name(rank)
 
 
 def missing_file(folder: Path, rank: int) -> Path:
