@@ -86,7 +86,7 @@ def test_what_replay_printed_as_json_is_reported_without_running_anything(
     status, out, _ = snaprt("replay", rewritten(spoil), *options, "--json")
     saved = tmp_path / "result.json"
     saved.write_text(out)
-    page = tmp_path / "page.html"
+    page = tmp_path / "page.md"
     shown, text, _ = snaprt("report", saved, "--html", page)
     assert shown == status
     assert text.strip()
@@ -113,16 +113,22 @@ def test_what_localize_printed_as_json_is_reported_alone_or_with_a_replay(
     [
         ("replay", "--html", "MATCH"),
         ("report", "--save", "MATCH"),
-        ("localize", "--markdown", "NOTHING FOUND"),
+        ("report", "--model-explorer", "MATCH"),
+        ("localize", "--html", "NOTHING FOUND"),
     ],
 )
 def test_what_was_found_is_printed_though_its_file_cannot_be_written(
-    snaprt: Run, recorded: Path, command: str, option: str, verdict: str
+    snaprt: Run, recorded: Path, tmp_path: Path, command: str, option: str, verdict: str
 ) -> None:
-    status, out, err = snaprt(command, recorded, option, "/dev/full")
+    page = tmp_path / "page.md"
+    files = ("--junit", "/dev/full", "--markdown", page, option, "/dev/full")
+    status, out, err = snaprt(command, recorded, *files)
     assert status == 2
     assert out.rstrip().splitlines()[-1].startswith(verdict)
     assert "cannot write /dev/full: No space left on device" in err
+    reason = "into /dev/full: File exists" if "explorer" in option else "/dev/full: No space left"
+    assert f"cannot write {reason}" in err.split("error:")[-1]
+    assert page.exists()
 
 
 def test_what_is_no_result_is_refused(snaprt: Run, tmp_path: Path) -> None:

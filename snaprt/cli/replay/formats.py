@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from snaprt_replay.report.page import page
 from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
-from snaprt.errors import UsageError
+from snaprt.errors import SnaprtError
 from snaprt.host.whole_files import write_whole, writing
 from snaprt.units import format_duration
 
@@ -100,30 +101,46 @@ def asked_for() -> Mapping[str, Path]:
 
 
 @contextlib.contextmanager
-def written(reports: Sequence[Report], saved_as: Path | None = None) -> Iterator[None]:
+def written(
+    reports: Sequence[Report],
+    saved_as: Path | None = None,
+    write_more: Callable[[], object] | None = None,
+) -> Iterator[None]:
     """Write reports into the files that the options of the running command ask for.
 
-    Inside, they are printed: where a file cannot be written, that is told when they have been, for
-    it may have taken hours to find them.
+    Inside, they are printed: where a file cannot be written, that is told when they have been and
+    the other files are there, for it may have taken hours to find them.
 
     Args:
         reports: What to write.
         saved_as: Where to save them for `snaprt report` to read again, if anywhere.
+        write_more: Writes what else belongs to them, if anything.
 
     Raises:
-        UsageError: A file cannot be written.
+        SnaprtError: A file cannot be written.
     """
-    refused = None
-    try:
-        for name, path in asked_for().items():
-            write(path, FORMATS[name][0](reports))
-        if saved_as is not None:
-            save(reports, saved_as)
-    except UsageError as error:
-        refused = error
+    writers: list[Callable[[], object]] = [
+        functools.partial(_write_format, name, path, reports) for name, path in asked_for().items()
+    ]
+    if saved_as is not None:
+        writers.append(functools.partial(save, reports, saved_as))
+    if write_more is not None:
+        writers.append(write_more)
+    refused: list[SnaprtError] = []
+    for one in writers:
+        try:
+            one()
+        except SnaprtError as error:
+            refused.append(error)
     yield
-    if refused is not None:
-        raise refused
+    for error in refused[:-1]:
+        output.error(error.message, error.hint)
+    if refused:
+        raise refused[-1]
+
+
+def _write_format(name: str, path: Path, reports: Sequence[Report]) -> None:
+    write(path, FORMATS[name][0](reports))
 
 
 def write(path: Path, content: bytes) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -112,6 +113,7 @@ def command(
         _report_hang(file, as_json=as_json)
         context.exit(output.EXIT_MISMATCH)
     localization = None if localized is None else findings.from_json(_read_json(localized))
+    write_more: Callable[[], object] | None = None
     if _is_json(file):
         if explorer is not None:
             raise UsageError(
@@ -127,8 +129,11 @@ def command(
             reports = (dataclasses.replace(reports[0], localization=localization),)
     else:
         with progress.showing("replaying"):
-            reports = (_find(file, device, localizes, budget, sources, localization, explorer),)
-    with formats.written(reports, save):
+            report, case = _find(file, device, localizes, budget, sources, localization)
+        reports = (report,)
+        if explorer is not None and case is not None:
+            write_more = functools.partial(_write_explorer, case, report.localization, explorer)
+    with formats.written(reports, save, write_more):
         if as_json:
             formats.print_json(reports)
         else:
@@ -143,9 +148,12 @@ def _find(
     budget: float,
     sources: Path,
     localization: Localization | None,
-    explorer: Path | None,
-) -> Report:
-    """Replay a file, look for where it starts unless ``localization`` has it, and report both."""
+) -> tuple[Report, Case | None]:
+    """Replay a file, look for where it starts unless ``localization`` has it, and report both.
+
+    Returns:
+        The report, and what was replayed; no such thing if that failed.
+    """
     # Here, because a saved result is shown without JAX.
     from snaprt_replay import gather
     from snaprt_replay.run.rerun import replay
@@ -156,10 +164,10 @@ def _find(
     try:
         raised = gather.of_trace_error(path)
         if raised is not None:
-            return raised
+            return raised, None
         replayed = replay(path, device=device)
     except SnaprtError as error:
-        return gather.of_failure(path, error)
+        return gather.of_failure(path, error), None
     words = [] if device is None else ["--device", device]
     report = gather.of_replay(replayed, words)
     case, comparison = replayed.case, replayed.comparison
@@ -170,9 +178,7 @@ def _find(
         localization = _localize(case, device, budget)
     if localization is not None:
         report = gather.with_localization(report, case, localization, sources, words)
-    if explorer is not None:
-        _write_explorer(case, localization, explorer)
-    return report
+    return report, case
 
 
 def _localize(case: Case, device: str | None, budget: float) -> Localization | None:
