@@ -211,7 +211,7 @@ class _Function:
         info: JAX's description of it; alive, or another's could take its id.
         again: The function: it shares what JAX has compiled with the user's own.
         first: The number of the executable that it first ran; None where this is the first time,
-            -1 where it has run several.
+            -1 where it has run several, or JAX has no entries that tell several.
         only: What each call runs, while there is no more than one executable.
         entries: How many kinds of calls JAX knew of it when that was last clear.
         kinds: What each kind of call runs, and what must stay alive for that.
@@ -264,7 +264,7 @@ class _Function:
             self.kinds.clear()
         kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
         self.kinds[kind] = entry, alive
-        if executable.number != self.first:
+        if executable.number != self.first or not jaxapi.has_jit_entry(flat):
             self.first = -1
         self.only = entry if self.first == executable.number else None
         self.entries = jaxapi.jit_entries(self.again) - is_relaxed

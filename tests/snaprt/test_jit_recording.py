@@ -212,6 +212,32 @@ def test_references_are_recorded_before_and_after(dump: Path) -> None:
     assert recorded(dump, "outputs")[1].array("counter").tolist() == [5.0, 5.0]
 
 
+def test_calls_are_told_apart_by_the_type_of_a_reference_and_where_it_and_keys_lie(
+    dump: Path,
+) -> None:
+    read = jax.jit(lambda ref: ref[0] * 2)
+    draw = jax.jit(lambda key: jax.random.normal(key))
+    somewhere = NamedSharding(jax.make_mesh((1,), ("all",)), PartitionSpec())
+    arrays = [x, x, x.astype(int), jax.device_put(x, somewhere), x]
+    keys = [jax.random.key(0), jax.random.key(1), jax.device_put(jax.random.key(2), somewhere)]
+    with snaprt.record(folder=dump):
+        for array in arrays:
+            read(jax.new_ref(array))
+        for key in keys:
+            draw(key)
+    programs = [one.manifest.execution.executable for one in recorded(dump)]
+    assert [programs.count(program) for program in dict.fromkeys(programs)] == [3, 1, 1, 2, 1]
+
+
+def test_calls_with_float0_are_told_apart_by_their_static_arguments(dump: Path) -> None:
+    scale = jax.jit(lambda no_bytes, value, by: value * by, static_argnums=2)
+    with snaprt.record(folder=dump):
+        for by in (2, 2, 3):
+            scale(np.zeros(2, jax.dtypes.float0), x, by)
+    programs = [one.manifest.execution.executable for one in recorded(dump)]
+    assert [programs.count(program) for program in dict.fromkeys(programs)] == [2, 1]
+
+
 def test_callbacks_happen_once_and_in_order(dump: Path, capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[float] = []
 

@@ -20,7 +20,7 @@ from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
 from snaprt.jaxapi.jit.entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
 from snaprt.jaxapi.settings import trace_context
-from snaprt.jaxapi.tracing.arrays import shape_of_aval
+from snaprt.jaxapi.tracing.arrays import data_of_keys, has_no_values, shape_of_aval, typeof
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,20 @@ def are_arrays(values: Sequence[Any]) -> bool:
 
 
 _ARRAYS_ALONE: Final = frozenset({_array.ArrayImpl})
+
+
+def behind_reference(value: Any) -> Any:
+    """Return the array that a reference holds now, and any other value as it is."""
+    return value._refs._buf if isinstance(value, _core.Ref) else value
+
+
+def has_jit_entry(call: FlatCall) -> bool:
+    """Return whether JAX makes an entry for a call that is unlike those before.
+
+    C++ knows neither references nor values of no bytes, and makes none where there are some.
+    """
+    leaves = call.args[call.captured :]
+    return not any(isinstance(leaf, _core.Ref) or has_no_values(typeof(leaf)) for leaf in leaves)
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
@@ -262,4 +276,7 @@ def _kinds_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
             alive += (aval, sharding)
         else:
             parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
+            held = data_of_keys(behind_reference(leaf))
+            if isinstance(held, _array.ArrayImpl):  # of keys, or of a reference
+                parts += (held.sharding, held._committed)
     return tuple(parts), alive

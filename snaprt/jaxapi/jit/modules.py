@@ -8,11 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core as _core
 
 from snaprt.jaxapi.compiler.lowered import devices_of_lowered
 from snaprt.jaxapi.installation import Device
-from snaprt.jaxapi.jit.calls import FlatCall, are_arrays
+from snaprt.jaxapi.jit.calls import FlatCall, are_arrays, behind_reference
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def jit_module_inputs(
             return arrays
     arguments = _module_arguments(lowering, [*lowering.const_args, *args])
     arguments += _captured_references(lowering)
-    arrays = [_in_module(_behind_reference(value)) for value in arguments]
+    arrays = [_in_module(behind_reference(value)) for value in arguments]
     if len(lowering._device_list) > 1:
         shardings = lowering.compile()._in_shardings
         return [
@@ -122,7 +121,7 @@ def jit_module_outputs(
     rest = iter(results)
     # The next execution may write to the reference, and take the memory of what is there.
     return [
-        next(rest) if place is None else jax.numpy.copy(_behind_reference(arguments[place]))
+        next(rest) if place is None else jax.numpy.copy(behind_reference(arguments[place]))
         for place in written
     ]
 
@@ -150,7 +149,3 @@ def _is_float0(of: Any) -> bool:
 def _in_module(array: Any) -> Any:
     """Return an array as the module has it: booleans stand for derivatives of integers."""
     return np.zeros(array.shape, bool) if _is_float0(array) else array
-
-
-def _behind_reference(value: Any) -> Any:
-    return value._refs._buf if isinstance(value, _core.Ref) else value
