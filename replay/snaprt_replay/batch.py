@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt.errors import ExecutionError, SnaprtError, UsageError
+from snaprt.host.regular_files import read_file
 from snaprt.host.whole_files import remedy, whole_file, write_whole, writing
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import sibling_inputs
@@ -235,7 +236,7 @@ def replay_on_cluster(
 def _address_in(file: Path, hint: str) -> str:
     """Return the address in a scheduler file; Dask would wait for one that is not there."""
     try:
-        return str(json.loads(file.read_bytes())["address"])
+        return str(json.loads(read_file(file))["address"])
     except FileNotFoundError as error:
         raise UsageError(f"there is no scheduler file {file}", hint=hint) from error
     except (OSError, ValueError, LookupError, TypeError) as error:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from snaprt import settings
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.host.regular_files import open_file
 from snaprt.host.whole_files import write_whole, writing
 from snaprt.metrics import report as _report
 from snaprt.metrics.report import (
@@ -457,7 +458,7 @@ def load(path: str | Path) -> Metrics:
         True
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             text = file.read(_LARGEST_BYTES + 1)
         content = json.loads(text) if len(text) <= _LARGEST_BYTES else None
     except OSError as error:

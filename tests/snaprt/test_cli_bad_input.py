@@ -115,6 +115,10 @@ def test_a_bad_file_is_an_error_with_a_hint_and_no_traceback(
         "replay GOOD --inputs PIPE",
         "replay FOLDER",
         "cache import PIPE --dir OUT",
+        "cache warm PIPE --target cpu --dir OUT",
+        "metrics PIPE",
+        "profile PROFILE",
+        "report GOOD --localized PIPE",
     ],
 )
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(
@@ -123,10 +127,13 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(
     pipe = tmp_path / "a.inputs.snap"
     os.mkfifo(pipe)
     os.mkfifo(result := tmp_path / "a.inputs.snap.json")
+    (profile := tmp_path / "profile").mkdir()
+    os.mkfifo(profile / "a.inputs.snap.xplane.pb")
     names = {
         "PIPE": pipe,
         "PIPE.json": result,
         "FOLDER": tmp_path,
+        "PROFILE": profile,
         "OUT": tmp_path / "out",
         "GOOD": GOOD,
     }
@@ -135,6 +142,16 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(
     shown = capfd.readouterr()
     assert "a.inputs.snap" in shown.out + shown.err
     assert "pipe" in shown.err or "not a packed file" in shown.err or "FAILED" in shown.out
+
+
+def test_a_loop_of_links_beside_recorded_executions_harms_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(GOOD, file := tmp_path / GOOD.name)
+    (tmp_path / "loop.inputs.snap").symlink_to("loop.inputs.snap")
+    assert cli.main(["pack", str(file), "-o", str(tmp_path / "out.pack")]) == output.EXIT_OK
+    assert cli.main(["ls", str(tmp_path)]) == output.EXIT_OK
+    assert "lazy_graph" in capfd.readouterr().out
 
 
 _LIMITED = """

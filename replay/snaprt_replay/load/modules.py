@@ -16,7 +16,7 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError, UsageError
-from snaprt.snapshot.format import places
+from snaprt.host.regular_files import open_file
 from snaprt_replay import floatbits
 from snaprt_replay.child import child_environment
 from snaprt_replay.load.case import Case, NamedArray, Signature
@@ -86,7 +86,7 @@ def _named(value: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
 def _read_npz(path: Path, check: str = "check --inputs") -> Mapping[str, np.ndarray]:
     hint = "write an .npz file with numpy.savez(FILE, arg0=..., arg1=...)"
     try:
-        with places.open_file(path) as file:
+        with open_file(path) as file:
             loaded = np.load(file, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise SnapshotError(f"{path} is one .npy array, not an .npz file", hint=hint)

@@ -14,6 +14,7 @@ from typing import Final
 
 from snaprt.errors import SnapshotError
 from snaprt.hlo.wire import fields
+from snaprt.host.regular_files import open_file
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.places import is_snapshot
 
@@ -38,7 +39,7 @@ def sniff(path: Path) -> str:
     if places.pack_of(path) is not None:
         return SNAPSHOT  # a packed file contains nothing else that can be replayed
     try:
-        with places.open_file(path) as file:
+        with open_file(path) as file:
             empty = not os.fstat(file.fileno()).st_size
             # Not closed explicitly: views of it may outlive this call.
             content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

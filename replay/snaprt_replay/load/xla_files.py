@@ -39,6 +39,7 @@ from snaprt.hlo.proto import (
     parse,
     serialize,
 )
+from snaprt.host.regular_files import read_file
 from snaprt_replay.hlo.hlo_module import (
     entry_computation,
     library_calls,
@@ -153,7 +154,7 @@ _BARE_MODULES: Sequence[tuple[type[XlaMessage], Callable[[XlaMessage], XlaMessag
 
 def _read(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise SnapshotError(
             f"cannot read {path}: {error.strerror}",
@@ -287,7 +288,10 @@ def _same_signature(first: XlaMessage, second: XlaMessage) -> bool:
 def _environment(path: Path) -> dict[str, str]:
     """Return the XLA flags that differ from their defaults, if XLA dumped them with the file."""
     for options in _beside(path, ".debug_options"):
-        lines = options.read_text(errors="replace").splitlines()
+        try:
+            lines = read_file(options).decode(errors="replace").splitlines()
+        except OSError:
+            return {}
         flags = [_FLAG.sub(r"--\1=\2", line.strip()) for line in lines if _FLAG.match(line.strip())]
         return {"xla_flags": " ".join(flag for flag in flags if "--xla_dump_" not in flag)}
     return {}

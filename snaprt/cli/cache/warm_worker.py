@@ -26,6 +26,7 @@ from snaprt.compile.ahead.collect import SUFFIX, read_program
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.module import compile_module
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.host.regular_files import read_file
 
 
 def main() -> None:
@@ -82,7 +83,7 @@ def _warm_for_replay(path: Path, case: Any, platform: str, cache: Cache) -> Warm
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
 

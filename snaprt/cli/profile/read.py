@@ -18,6 +18,7 @@ import jax
 from snaprt.errors import UsageError
 from snaprt.hlo.proto import HloProto, XlaMessage, parse
 from snaprt.hlo.wire import fields
+from snaprt.host.regular_files import read_file
 from snaprt.jaxapi import PROFILE_RUNS, PROFILE_SUFFIX
 
 _HINT: Final = "Write one with `snaprt run --profile DIR -- train.py`, or with jax.profiler.trace."
@@ -91,13 +92,15 @@ def read_profile(file: Path) -> HostProfile:
     """
     profile = HostProfile(file, file.name.removesuffix(PROFILE_SUFFIX))
     try:
-        content = file.read_bytes()
+        content = read_file(file)
         profile.modules.update(_modules(memoryview(content), file))
         planes = list(jax.profiler.ProfileData.from_serialized_xspace(content).planes)
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise UsageError(f"cannot read {file}: {reason}", hint=_HINT) from error
     except (ValueError, RuntimeError) as error:
-        raise UsageError(f"{file} is not a profile, or is damaged: {error}") from error
+        reason = f"is not a profile, or is damaged: {error}"
+        raise UsageError(f"{file} {reason}", hint=_HINT) from error
     number = 0
     for plane in planes:
         is_of_device = plane.name.startswith("/device:")

@@ -20,8 +20,8 @@ from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang import Conclusion, conclude, is_hang, read_dumps
+from snaprt.host.regular_files import open_file
 from snaprt.host.whole_files import writing
-from snaprt.snapshot.format import places
 from snaprt.snapshot.recorder.ranks.states import read_states
 from snaprt.units import format_duration
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from snaprt_replay.localize.findings import Localization
 
 _MOST_BYTES: Final = 1 << 28
+_PASS: Final = "pass the output of a command with --json"
 
 
 @click.command("report")
@@ -218,7 +219,7 @@ def _show(reports: Sequence[Report]) -> None:
 def _is_json(path: Path) -> bool:
     """Return whether a file is a saved result: neither snapshots nor modules begin with a brace."""
     try:
-        with places.open_file(path) as file:
+        with open_file(path) as file:
             start = file.read(64)
     except OSError:
         return False
@@ -227,15 +228,16 @@ def _is_json(path: Path) -> bool:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path} is too large to be a saved snaprt result")
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise UsageError(f"{path} is too large to be a saved snaprt result", hint=_PASS)
+        plain = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}", hint="pass the output of a command with --json"
-        ) from error
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {reason}", hint=_PASS) from error
     if not isinstance(plain, dict):
-        raise UsageError(f"{path} does not contain a snaprt result")
+        raise UsageError(f"{path} does not contain a snaprt result", hint=_PASS)
     return plain
 
 

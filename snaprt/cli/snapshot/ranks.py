@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from snaprt import shown
 from snaprt.cli import output
 from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.host.regular_files import read_file
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.recorder.ranks.states import RankState, missing_file, read_states
 from snaprt.units import format_duration
@@ -132,7 +133,7 @@ def _said_missing(place: Path, rank: int) -> Mapping[tuple[str, int], str]:
     """Return why a rank could not record what others asked it for."""
     reasons: dict[tuple[str, int], str] = {}
     try:
-        lines = missing_file(place, rank).read_text(encoding="utf-8").splitlines()
+        lines = read_file(missing_file(place, rank)).decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return reasons
     for line in lines:

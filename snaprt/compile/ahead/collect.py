@@ -31,6 +31,7 @@ from snaprt.compile.obtain import bound_to_process
 from snaprt.errors import UsageError
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
+from snaprt.host.regular_files import read_file
 from snaprt.host.whole_files import write_whole, writing
 
 SCHEMA: Final = "snaprt.collected"
@@ -110,7 +111,7 @@ def read_program(path: Path) -> CollectedProgram:
         UsageError: It is none, or of a newer version.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
         if content.pop("schema") != SCHEMA:
             raise ValueError("it has a different schema")
         version = content.pop("version")

@@ -7,16 +7,15 @@ stored as it is. It can stand in a path like the folder that it was made of:
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import stat
 import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from snaprt.host.regular_files import open_file
 from snaprt.snapshot.format.schema import MARK, MARK_MEMBER
 
 PACK_MARK = b"application/vnd.snaprt.pack"
@@ -41,18 +40,6 @@ def is_snapshot(start: bytes) -> bool:
 def is_pack(start: bytes) -> bool:
     """Return whether a file that begins with these bytes (80 or more) claims to be packed."""
     return start.startswith(_ZIP_START) and start[_MARK_AT:].startswith(PACK_MARK)
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Open a file to read its bytes; refuse a pipe or a device, where reading may never end.
-
-    Raises:
-        OSError: There is none, or it cannot be read.
-    """
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.ESPIPE, "it is a pipe or a device; save what it holds as a file")
-    return open(path, "rb")
 
 
 def is_pack_file(path: Path) -> bool:
@@ -122,7 +109,7 @@ def snapshots_in(place: Path) -> list[Path]:
         OSError: The folder cannot be read.
     """
     if place.is_dir():
-        names = [entry.name for entry in os.scandir(place) if entry.is_file()]
+        names = [entry.name for entry in os.scandir(place) if _is_file(entry)]
     else:
         names = list(_members(place)) if is_pack_file(place) else []
     return [
@@ -130,6 +117,13 @@ def snapshots_in(place: Path) -> list[Path]:
         for name in sorted(names)
         if name.endswith(SNAPSHOT_SUFFIX) and "/" not in name and not name.startswith(".")
     ]
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # links that form a loop, for example
+        return False
 
 
 def _members(pack: Path) -> tuple[str, ...]:

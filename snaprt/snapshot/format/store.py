@@ -22,8 +22,9 @@ import numpy as np
 import zstandard
 
 from snaprt import metrics, settings
+from snaprt.host.regular_files import open_file
 from snaprt.host.whole_files import remove_leftovers, temporary_name
-from snaprt.snapshot.format import arrays, places, schema
+from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.whole_writes import WholeWrites
 
 _log = logging.getLogger("snaprt.snapshot")
@@ -121,7 +122,7 @@ class ArrayStore:
         """Return whether a stored array has the bytes that its name says; look once a process."""
         if member not in self._sound:
             try:
-                with places.open_file(self._folder / member) as file:
+                with open_file(self._folder / member) as file:
                     if _digest_in(file, stored, compression) != address:
                         return False
             except (OSError, ValueError, zstandard.ZstdError):

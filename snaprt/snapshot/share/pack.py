@@ -67,10 +67,11 @@ def pack(
     """
     if out.exists() and not replace:
         raise UsageError(f"{out} already exists", hint="name another file, or pass --replace")
+    paths = whole_executions(files)
     with writing_shared(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out) as file:
-            packed = _write(file, whole_executions(files), out, kinds)
+            packed = _write(file, paths, out, kinds)
             file.flush()
             os.fsync(file.fileno())
     return packed

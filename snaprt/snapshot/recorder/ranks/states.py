@@ -20,9 +20,9 @@ import msgspec
 
 from snaprt.errors import UsageError
 from snaprt.host import stacks
+from snaprt.host.regular_files import open_file
 from snaprt.host.whole_files import remedy_sentence, write_whole
 from snaprt.processes import ProcessPlace, place_in_job
-from snaprt.snapshot.format import places
 
 if TYPE_CHECKING:  # who reads states does not need JAX
     from snaprt.snapshot.recorder.progress import Progress, Running
@@ -87,7 +87,7 @@ def schema_of(path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    with places.open_file(path) as file:
+    with open_file(path) as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise UsageError(f"{path} is too large for a file of a rank", hint=_REMOVE)
