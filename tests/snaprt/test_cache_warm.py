@@ -147,6 +147,18 @@ def test_programs_that_cannot_be_written_are_an_error_that_names_the_folder(trai
     assert list(programs.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["module", "collected"])
+def test_a_program_that_the_cache_cannot_store_has_failed(collected, tmp_path, kind):
+    (tmp_path / "file").touch()
+    (tmp_path / "module.mlir").write_text(MODULE)
+    programs = collected if kind == "collected" else tmp_path / "module.mlir"
+    cache = tmp_path / "file" / "cache"
+    done = snaprt("cache", "warm", programs, "--target", "cpu", "-j", 1, "--dir", cache)
+    assert done.returncode == 2
+    assert f"  The compile cache in {cache} cannot " in done.stderr
+    assert "0 programs compiled for cpu" in done.stderr
+
+
 def test_a_run_that_wants_nothing_compiled_is_an_error(tmp_path):
     script = tmp_path / "nothing.py"
     script.write_text("print('no jax')")

@@ -6,6 +6,7 @@ A job is a line of JSON on stdin, a result a line on stdout; what libraries prin
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -14,8 +15,11 @@ from typing import Any
 
 import jax
 from snaprt_cache import Cache, CacheError
+from snaprt_cache.errors import LOGGER
+from snaprt_cache.reports import PUT
 from snaprt_replay.load.load import load
 
+from snaprt import metrics
 from snaprt.compile.ahead.ahead_of_time import (
     Warmed,
     check_versions,
@@ -25,24 +29,42 @@ from snaprt.compile.ahead.ahead_of_time import (
 from snaprt.compile.ahead.collect import SUFFIX, read_program
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.module import compile_module
-from snaprt.errors import SnaprtError, UsageError
+from snaprt.errors import CompileError, SnaprtError, UsageError
 from snaprt.host.regular_files import read_file
 
 
 def main() -> None:
     """Answer jobs until stdin ends."""
+    warning = _LastWarning()
+    LOGGER.addHandler(warning)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
         job = json.loads(line)
+        stored = _count_stored()
         try:
             result = _warm(Path(job["file"]), job["target"])
+            if not result.was_there and _count_stored() == stored:
+                raise CompileError("it was compiled, but the cache could not store it")
             answer = {"key": result.key, "was_there": result.was_there, "seconds": result.seconds}
         except (SnaprtError, CacheError) as error:
-            answer = {"error": error.message, "hint": error.hint}
+            answer = {"error": error.message, "hint": error.hint or warning.text}
         except Exception as error:  # of JAX's or XLA's: the next job may go better
             answer = {"error": f"{type(error).__name__}: {error}", "hint": ""}
         print(json.dumps(answer), file=answers, flush=True)
+
+
+class _LastWarning(logging.Handler):
+    """Keeps what the cache last warned of: once for each cause, on a stderr that nobody reads."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
+def _count_stored() -> int:
+    return metrics.counter_value(PUT) or 0
 
 
 def _warm(path: Path, target: str) -> Warmed:

@@ -114,10 +114,7 @@ def _warm(request: Request[bytes], cache: Cache, what: str) -> tuple[Key, Warmed
     except Exception as error:
         raise CompileError(f"{what}: {error}") from error
     if obtained.key is None:
-        raise CompileError(
-            f"cannot store the executable in {cache.path}",
-            hint="see the warning above",
-        )
+        raise CompileError(f"cannot store the executable in {cache.path}")
     return obtained.key, Warmed(obtained.key.digest, obtained.from_cache, obtained.seconds)
 
 
