@@ -33,6 +33,25 @@ _WIDTH_OFF_A_TERMINAL: Final = 240
 PATH: Final = click.Path(path_type=Path)
 FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 
+_MOST_SECONDS: Final = 2_000_000  # 23 days: the system's calls that wait take little more
+
+
+class _Seconds(click.FloatRange):
+    """A range of seconds; a NaN is in none, and is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+#: Types of options that take seconds: how long ago, how long at most, and the same but never 0.
+AGE: Final = _Seconds(min=0)
+LIMIT: Final = _Seconds(min=0, max=_MOST_SECONDS)
+LIMIT_OVER_0: Final = _Seconds(min=0, min_open=True, max=_MOST_SECONDS)
+LIMIT_FROM_1: Final = _Seconds(min=1, max=_MOST_SECONDS)
+
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 

@@ -15,7 +15,7 @@ from snaprt.host import stacks
 
 
 @click.command("stacks")
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=click.IntRange(min=1, max=(1 << 31) - 1))
 @click.option(
     "--native/--python-only",
     default=True,

@@ -167,7 +167,7 @@ def _checked_pattern(
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=output.LIMIT_OVER_0,
     metavar="SECONDS",
     help="End a run after SECONDS, which then counts as failed.",
 )

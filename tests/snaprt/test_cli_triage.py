@@ -57,7 +57,14 @@ def test_a_program_that_hangs_is_ended_and_has_failed(script):
     assert (run.result, run.status) == ("timeout", None)
 
 
-@pytest.mark.parametrize("words", [[], ["--fails-if", "(", "--", "train.py"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--fails-if", "(", "--", "train.py"],
+        *(["--timeout", limit, "--", "train.py"] for limit in ("nan", "inf", "1e400", "1e8", "0")),
+    ],
+)
 def test_what_cannot_be_triaged_is_refused(words, capfd):
     assert main(["triage", *words]) == 2
     assert "error" in capfd.readouterr().err.lower()

@@ -33,7 +33,7 @@ _Item = TypeVar("_Item")
 @cache_command("stats")
 @click.option(
     "--days",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=36_500),
     default=7,
     show_default=True,
     help="Number of days to show.",

@@ -50,7 +50,7 @@ def _compiler_options(
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=output.LIMIT_OVER_0,
     metavar="SECONDS",
     help="Time limit for a run in a separate process.  [default: 120; none for a single FILE "
     "without -j, --a, --b or --reference]",

@@ -69,7 +69,7 @@ _WITHOUT_VALUES: Final = ("crash", "slow-compile")
 )
 @click.option(
     "--slower-than",
-    type=click.FloatRange(min=0, min_open=True),
+    type=output.LIMIT_OVER_0,
     metavar="SECONDS",
     help="Threshold for slow-compile.  [default: half the time of FILE]",
 )

@@ -64,7 +64,7 @@ _PASS: Final = "pass the output of a command with --json"
 )
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0),
+    type=output.LIMIT,
     default=120.0,
     metavar="SECONDS",
     help="Time limit for --localize.",

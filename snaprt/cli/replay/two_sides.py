@@ -65,13 +65,13 @@ def search_options(function: _AnyFunction) -> _AnyFunction:
 _SEARCH_OPTIONS: Final = (
     click.option(
         "--budget",
-        type=click.FloatRange(min=0),
+        type=output.LIMIT,
         metavar="SECONDS",
         help="Time limit for the search.",
     ),
     click.option(
         "--timeout",
-        type=click.FloatRange(min=1),
+        type=output.LIMIT_FROM_1,
         default=120.0,
         metavar="SECONDS",
         help="Time limit for compiling and running each program.",

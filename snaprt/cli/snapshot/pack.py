@@ -102,7 +102,7 @@ def _report(packed: Packed, word: str, as_json: bool) -> None:
 @click.option(
     "--older-than",
     "age",
-    type=click.FloatRange(min=0),
+    type=output.AGE,
     default=AGE,
     metavar="SECONDS",
     help=f"Keep arrays that were stored or reused in the last SECONDS.  [default: {AGE:.0f}]",
