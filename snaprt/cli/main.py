@@ -278,9 +278,9 @@ def _open_closed_streams() -> None:
 
 
 def _after_abort(aborted: click.Abort) -> int:
-    if isinstance(aborted.__cause__, KeyboardInterrupt):
+    if isinstance(aborted.__cause__ or aborted.__context__, KeyboardInterrupt):
         return output.EXIT_INTERRUPTED
-    output.error("aborted")
+    output.error("the question was not answered", "Where nobody can answer, pass --yes.")
     return output.EXIT_FAILURE
 
 

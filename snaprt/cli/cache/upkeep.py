@@ -16,6 +16,7 @@ from snaprt.cli.cache.words import (
     short_name,
 )
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
+from snaprt.errors import UsageError
 from snaprt.units import counted, format_duration, format_size
 
 
@@ -152,9 +153,9 @@ def clear(cache: Cache, yes: bool, as_json: bool) -> None:
     """
     count = len(cache.entries())
     if not yes and count:
-        click.confirm(
-            f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
-        )
+        question = f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?"
+        if not click.confirm(question, err=True):
+            raise UsageError("nothing was removed", hint="Answer y, or pass --yes.")
     with progress.showing("removing entries"):
         removed = cache.clear()
     if as_json:
