@@ -360,3 +360,12 @@ def test_a_bundle_that_is_given_up_leaves_what_was_there(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UsageError, match="it is a directory"):
         command.BundleFile(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="it is a pipe or a device"):
+        command.BundleFile(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(path)
+    with command.BundleFile(tmp_path / "link") as file:
+        file.finish()
+    with tarfile.open(path) as written:
+        assert written.getnames() == []
+    assert (tmp_path / "link").is_symlink()

@@ -330,7 +330,7 @@ class BundleFile:
     """A bundle that is being written; leaving the scope before `finish` removes what is there.
 
     Args:
-        path: Where it will be; what is there is replaced.
+        path: Where it will be; a file that is there is replaced, also at the end of a link.
 
     Raises:
         UsageError: Nothing can be written there.
@@ -338,12 +338,15 @@ class BundleFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = path.with_name(temporary_name(path.name))
+        self._target = Path(os.path.realpath(path))
+        self._temporary = self._target.with_name(temporary_name(path.name))
         elsewhere = "name a file in an existing, writable directory: --outfile run.tar.gz"
         with writing(f"write {path}", elsewhere, hint=remedy):
             if path.is_dir():
                 raise IsADirectoryError(0, "it is a directory")
-            remove_leftovers(path.parent)
+            if self._target.exists() and not self._target.is_file():
+                raise OSError(0, "it is a pipe or a device")
+            remove_leftovers(self._target.parent)
             self._file: BinaryIO = self._temporary.open("xb")
         os.chmod(self._temporary, 0o600)
         self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0)
@@ -364,7 +367,7 @@ class BundleFile:
         os.fsync(self._file.fileno())
         self._file.close()
         size = self._temporary.stat().st_size
-        os.replace(self._temporary, self.path)
+        os.replace(self._temporary, self._target)
         return size
 
     def __enter__(self) -> BundleFile:
