@@ -76,6 +76,7 @@ def thread_trace() -> LazyTrace:
         _watch_waiting()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         jaxapi.teach_full(LazyArray)
+        jaxapi.teach_keys(LazyTrace)
         jaxapi.teach_trace_state(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)

@@ -56,6 +56,11 @@ QUESTIONS = {
     "numpy, which takes no keys": lambda x, key: np.asarray(key),
     "its shards": lambda x, key: (x.addressable_data(0), len(x.addressable_shards)),
     "its rows": lambda x, key: (len(x), [row.sum() for row in x], len(list(key))),
+    "each key": lambda x, key: (
+        [keys_of(each) for each in key],
+        keys_of([*key][1]),
+        keys_of(key.copy()),
+    ),
     "the length of a scalar": lambda x, key: len(x[0, 0]),
     "an assignment": lambda x, key: x.__setitem__(0, 1),
     "whether it is in a set": lambda x, key: {x},
@@ -102,19 +107,30 @@ def texts_inside_of_derivatives(x):
     return texts
 
 
-def answer(question):
-    x = jnp.arange(4.0).reshape(2, 2) * 2 + 1
+def arrays():
+    return jnp.arange(4.0).reshape(2, 2) * 2 + 1, jax.random.split(jax.random.key(1), 2)
+
+
+def answer(question, x, key):
     try:
-        return repr(question(x, jax.random.split(jax.random.key(1), 2)))
+        return repr(question(x, key))
     except Exception as error:
         return type(error)
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
 def test_a_lazy_array_answers_as_an_eager_one(question):
-    expected = answer(question)
+    expected = answer(question, *arrays())
     with snaprt.lazy():
-        assert answer(question) == expected
+        assert answer(question, *arrays()) == expected
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_an_array_from_outside_answers_in_a_scope_as_ever(question):
+    expected = answer(question, *arrays())
+    x, key = arrays()
+    with snaprt.lazy():
+        assert answer(question, x, key) == expected
 
 
 def test_what_asks_for_the_type_alone_cuts_nothing():

@@ -24,6 +24,7 @@ from jax._src.lax import lax as _lax
 from jax._src.random import stateful_rng as _stateful_rng
 
 from snaprt.jaxapi.settings import WITH_64_BITS, under_mesh, x64_enabled
+from snaprt.jaxapi.tracing.arrays import PRNGKeyArray
 from snaprt.jaxapi.tracing.host_memory import owning
 from snaprt.jaxapi.tracing.traces import (
     current_trace,
@@ -107,6 +108,32 @@ def teach_trace_state(kind: Any) -> None:
         )
 
     context.is_top_level = is_top_level
+
+
+@once
+def teach_keys(kind: Any) -> None:
+    """Let PRNG keys that have their values be iterated and copied under a trace of type ``kind``.
+
+    Checked with jax 0.10.2 and 0.12.0: they make other keys of what comes of their words, which has
+    to be a value.
+    """
+    keys_with_values: Any = PRNGKeyArray
+    iterate, copy = keys_with_values.__iter__, keys_with_values.copy
+
+    @functools.wraps(iterate)
+    def each(keys: Any) -> Any:
+        if type(current_trace_setting.value) is not kind:
+            return iterate(keys)
+        with evaluating():
+            return iter([*iterate(keys)])
+
+    @functools.wraps(copy)
+    def copied(keys: Any) -> Any:
+        is_lazy = type(current_trace_setting.value) is kind
+        with evaluating() if is_lazy else nullcontext():
+            return copy(keys)
+
+    keys_with_values.__iter__, keys_with_values.copy = each, copied
 
 
 @once
