@@ -31,6 +31,11 @@ def x64(enabled: bool) -> Iterator[None]:
         yield
 
 
+def key_reuse_is_checked() -> bool:
+    """Return whether JAX looks, at each operation that it runs, for keys that are used twice."""
+    return bool(_config.debug_key_reuse.value)
+
+
 def default_device() -> Any:
     """Return the device that `jax.default_device` names, or ``None`` for JAX's own choice."""
     return _config.default_device.value

@@ -130,6 +130,10 @@ BREAKS: Final[Mapping[str, Break]] = {
         "an array of a 64-bit type used while jax_enable_x64 is off",
         "convert it to a 32-bit type, or enable x64 where it is used",
     ),
+    "key_reuse": Break(
+        "an operation on PRNG keys while jax_debug_key_reuse is on",
+        "turn it off once no key is reused; inside jitted functions it breaks no graph",
+    ),
     "float0": Break(
         "a derivative with respect to integers",
         "differentiate only with respect to floating-point arguments",

@@ -412,7 +412,9 @@ class _Watcher:
             changed = self._changed(call)
             try:
                 if changed is not None:
-                    results = call.flat().unflatten(self._run_changed(changed))
+                    run_changed = functools.partial(self._run_changed, changed)
+                    results = jaxapi.with_keys_checked(call.flat(), run_changed)
+                    results = call.flat().unflatten(results)
                 else:
                     results = self._run(call, function.again, args, kwargs, function.info)
             except Exception as error:

@@ -463,6 +463,8 @@ def _evaluated(
     """Return what comes of an operation, or why it must run to know."""
     if not jaxapi.x64_enabled() and any(map(_has_64_bits, operands)):
         return "x64"
+    if jaxapi.key_reuse_is_checked() and any(jaxapi.is_extended_dtype(a.dtype) for a in avals):
+        return "key_reuse"  # JAX notes in a key itself that it was used
     if not jaxapi.can_be_lowered(primitive, params):
         return "ref" if primitive.ref_primitive else "primitive"
     try:

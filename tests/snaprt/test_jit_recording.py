@@ -229,6 +229,18 @@ def test_calls_are_told_apart_by_the_type_of_a_reference_and_where_it_and_keys_l
     assert [programs.count(program) for program in dict.fromkeys(programs)] == [3, 1, 1, 2, 1]
 
 
+@pytest.mark.parametrize("when", ["all", "nan"])
+def test_a_key_that_is_used_twice_is_found_where_jax_looks_for_it(dump: Path, when: str) -> None:
+    draw = jax.jit(lambda key: jax.random.normal(key))
+    with jax.debug_key_reuse(True), snaprt.record(when=when, folder=dump):
+        keys = jax.random.split(jax.random.key(0))
+        assert_same([draw(key) for key in keys], [draw(keys[0]), draw(keys[1])])
+        key = jax.random.key(1)
+        draw(key)
+        with pytest.raises(jax.errors.KeyReuseError, match="passed to jit-compiled function"):
+            draw(key)
+
+
 def test_calls_with_float0_are_told_apart_by_their_static_arguments(dump: Path) -> None:
     scale = jax.jit(lambda no_bytes, value, by: value * by, static_argnums=2)
     with snaprt.record(folder=dump):

@@ -130,6 +130,44 @@ def test_the_error_state_of_jax_is_raised_and_cleared():
         error_check.raise_if_error()
 
 
+def draw_twice(key):
+    jax.random.normal(key)
+    return jax.random.uniform(key)
+
+
+def split_what_was_drawn_from(key):
+    jax.jit(lambda key: jax.random.bits(key))(key)
+    return [*jax.random.split(key)]
+
+
+def use_one_of_several_twice(key):
+    keys = jax.random.split(key)
+    return [jax.random.normal(keys[index]) for index in (0, 1, 0)]
+
+
+def use_each_once(key):
+    first, second = jax.random.split(key)
+    return jax.random.normal(first) + jax.random.normal(second)
+
+
+@pytest.mark.parametrize(
+    "function", [draw_twice, split_what_was_drawn_from, use_one_of_several_twice, use_each_once]
+)
+def test_keys_that_are_used_twice_are_found_where_jax_looks_for_them(function):
+    def outcome():
+        try:
+            return repr(function(jax.random.key(0)))
+        except jax.errors.KeyReuseError as error:
+            return str(error)
+
+    with jax.debug_key_reuse(True):
+        expected = outcome()
+        with snaprt.lazy():
+            assert outcome() == expected
+    with snaprt.lazy():
+        function(jax.random.key(0))
+
+
 def test_unordered_callbacks_of_one_program_run_in_the_order_of_the_program(capfd):
     with snaprt.lazy():
         x = jnp.arange(4.0) * 2

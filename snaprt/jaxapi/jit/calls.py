@@ -19,7 +19,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
 from snaprt.jaxapi.jit.entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
-from snaprt.jaxapi.settings import trace_context
+from snaprt.jaxapi.settings import key_reuse_is_checked, trace_context
 from snaprt.jaxapi.tracing.arrays import data_of_keys, has_no_values, shape_of_aval, typeof
 
 
@@ -228,6 +228,22 @@ def _followed_by(first: Any, then: Any) -> Any:
 def run_flat_jit_call(call: FlatCall) -> list[Any]:
     """Run a flat call as JAX does."""
     return run_jit_primitive(*call.args, **call.params)
+
+
+def with_keys_checked(call: FlatCall, run: Callable[[], list[Any]]) -> list[Any]:
+    """Return what ``run`` returns in the place of a call, which C++ is to make.
+
+    Under `jax_debug_key_reuse` it raises for a key that was used before, as JAX does for the call.
+    """
+    if not key_reuse_is_checked():
+        return run()
+    # It loads what nobody else needs.
+    from jax.experimental.key_reuse._core import call_impl_with_key_reuse_checks
+
+    def run_call(*_: Any, **__: Any) -> list[Any]:
+        return run()
+
+    return list(call_impl_with_key_reuse_checks(_pjit.jit_p, run_call, *call.args, **call.params))
 
 
 def lower_jit_call(call: FlatCall) -> Any:
