@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 from snaprt_cache.errors import CacheError
@@ -253,8 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = group.main(arguments, prog_name="snaprt", standalone_mode=False)
         return status if isinstance(status, int) else output.EXIT_OK
     except _ReaderGoneError:
-        # What is still buffered must not raise again when Python flushes it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return output.EXIT_BROKEN_PIPE
     except click.Abort as aborted:
         return _after_abort(aborted)
@@ -262,7 +261,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return output.EXIT_INTERRUPTED
     except Exception as error:
         _explain(error)
+        _drop_if_full(sys.stdout)  # which has just been told
         return output.EXIT_FAILURE
+    finally:
+        _drop_if_full(sys.stderr)
+
+
+def _drop_if_full(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except OSError:
+        _drop(stream)
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what a stream still holds not raise again when Python flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_closed_streams() -> None:

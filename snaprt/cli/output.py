@@ -5,13 +5,16 @@ A command leaves with a status other than 0 through ``context.exit(status)``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TextIO, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -55,24 +58,42 @@ LIMIT_FROM_1: Final = _Seconds(min=1, max=_MOST_SECONDS)
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 
-def _console(*, stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+class _Remarks:
+    """What is standard error at the moment. What a full disk refuses is lost, but no status is."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+def _console(file: TextIO | None) -> Console:
+    make = functools.partial(
+        Console,
+        file=file,
+        stderr=file is not None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+    console = make()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(
-            stderr=stderr,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            soft_wrap=True,
-            width=_WIDTH_OFF_A_TERMINAL,
-        )
+        console = make(width=_WIDTH_OFF_A_TERMINAL)
     return console
 
 
 #: For data: what the user asked for.
-console: Final = _console(stderr=False)
+console: Final = _console(None)
 #: For progress and logs.
-log: Final = _console(stderr=True)
+log: Final = _console(cast("TextIO", _Remarks()))
 
 
 def error(message: str, hint: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import selectors
 import signal
@@ -343,12 +344,13 @@ class _Launched:
             return 0
         status = self._failed_with
         if len(self._processes) > 1:
-            write = sys.stderr.buffer.write
             how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
-            write(f"\nrank {self._failed.rank} failed first, with {how}".encode())
-            write(b"; the end of its output:\n" if self._failed.tail else b"; it printed nothing\n")
-            write(b"".join(self._failed.tail))
-            sys.stderr.buffer.flush()
+            tail = self._failed.tail
+            more = b"; the end of its output:\n" if tail else b"; it printed nothing\n"
+            said = [f"\nrank {self._failed.rank} failed first, with {how}".encode(), more, *tail]
+            with contextlib.suppress(OSError):  # of a full disk; the status is more important
+                sys.stderr.buffer.write(b"".join(said))
+                sys.stderr.buffer.flush()
         return status if status > 0 else 128 - status
 
 

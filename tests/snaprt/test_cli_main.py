@@ -355,3 +355,26 @@ def test_closed_standard_streams_are_no_errors_and_no_numbers_of_other_files(wor
     done = subprocess.run(f"{command} {closing}", shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert shown in done.stdout
+
+
+def test_a_disk_that_is_full_for_the_output_is_one_error():
+    command = shlex.join((sys.executable, *SNAPRT, "help"))
+    done = subprocess.run(
+        f"unset PYTHONUNBUFFERED; {command} >/dev/full", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == output.EXIT_FAILURE
+    assert done.stderr.splitlines() == [
+        *("error: No space left on device", "", "hint: Free some space, or use another directory."),
+    ]
+
+
+def test_a_disk_that_is_full_for_remarks_changes_no_status(tmp_path: Path):
+    (tmp_path / "train.py").write_text("import sys; print('trained'); sys.exit(3)")
+    for words in ("run", "--lazy", "--explain"), ("launch", "-n", "2"):
+        command = shlex.join((sys.executable, *SNAPRT, *words, "--", str(tmp_path / "train.py")))
+        for unset in "", "unset PYTHONUNBUFFERED; ":
+            done = subprocess.run(
+                f"{unset}{command} 2>/dev/full", shell=True, capture_output=True, text=True
+            )
+            assert done.returncode == 3
+            assert "trained\n" in done.stdout

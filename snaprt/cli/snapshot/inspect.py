@@ -5,7 +5,6 @@ It knows options and how contents are shown; reading is `snaprt_replay.load.cont
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,7 +92,7 @@ def _print_array(
 def _save(path: Path, array: NamedArray) -> None:
     with writing(f"save {array.name} to {path}"), whole_file(path) as file:
         np.lib.format.write_array(file, contents.storable(array.value), allow_pickle=False)
-    print(f"saved {array.name} to {path}", file=sys.stderr)
+    output.log.print(f"saved {array.name} to {path}")
 
 
 def _print_summary(file_contents: FileContents, as_json: bool) -> None:
