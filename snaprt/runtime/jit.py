@@ -108,7 +108,10 @@ def _artifacts(executable: JitExecutable) -> ModuleArtifacts:
 
 @contextlib.contextmanager
 def _compiling(executable: JitExecutable) -> Iterator[None]:
-    """Let the recorder's thread wait for this thread's run to compile a program."""
+    """Let the recorder's thread wait for this thread's run to compile a program.
+
+    It is entered before that thread hears of the run.
+    """
     is_first = executable.first_run.acquire(blocking=False)  # else another thread compiles it, too
     try:
         yield
@@ -122,9 +125,10 @@ def _wait_while_compiled(executable: JitExecutable) -> None:
 
     JAX would compile it a second time for this thread where a setting is of the caller's thread
     alone, such as its mesh. It does not wait for the run as a whole: its callbacks may wait for
-    the recorder's thread.
+    the recorder's thread. Nor where that is waited for: perhaps by the thread of the call.
     """
-    while not executable.is_compiled:
+    writer = process_recorder().writer
+    while not executable.is_compiled and not writer.is_awaited:
         if executable.first_run.acquire(timeout=_LOOK_SECONDS):
             executable.first_run.release()
             return
@@ -564,21 +568,24 @@ class _Watcher:
     def _run_recorded(
         self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any, info: Any
     ) -> Any:
-        token = self._recorder.before(call.executable, call) if _is_recorded() else None
+        token, has_begun = None, False
+        is_new = not call.executable.is_compiled
         is_repro_asked_for = repro.is_asked_for()
-        if token is None and not is_repro_asked_for:
-            return run(*args, **kwargs)
-        if token is not None:
-            # XLA may read them when the program has written to them: not what is recorded.
-            args, kwargs = jaxapi.own_arguments(info, args, kwargs)
-        is_new = token is not None and not call.executable.is_compiled
         try:
             with _compiling(call.executable) if is_new else _WITHOUT:
+                if _is_recorded():
+                    token = self._recorder.before(call.executable, call)
+                has_begun = True
+                if token is not None:
+                    # XLA may read them when the program has written to them: not what is recorded.
+                    args, kwargs = jaxapi.own_arguments(info, args, kwargs)
                 results = run(*args, **kwargs)
             if is_repro_asked_for:
                 repro.wait_for_failure(results)
         except Exception as error:
             raise_if_interrupted(error)
+            if not has_begun:
+                raise
             if token is not None:
                 self._recorder.failed(token, error)
             stage: repro.Stage = "run" if call.executable.is_compiled else "compile"

@@ -635,12 +635,23 @@ def test_a_function_that_is_made_and_called_once_is_not_kept_alive(dump: Path) -
     assert [reference() for reference in made] == [None] * 3
 
 
-def test_a_recorded_program_is_compiled_once(dump: Path) -> None:
+@pytest.mark.parametrize("is_looked_at_early", [False, True])
+def test_a_recorded_program_is_compiled_once(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, is_looked_at_early: bool
+) -> None:
     compiled = []
+    is_compiled = threading.Event()
 
     def count(event: str, duration: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(duration)
+            is_compiled.set()
+
+    def before(*arguments: Any) -> Any:
+        token = queue(*arguments)
+        if is_looked_at_early:
+            is_compiled.wait(1)  # by the recorder's thread, if it goes ahead
+        return token
 
     @jax.jit
     def slow_to_compile(a: jax.Array) -> jax.Array:
@@ -649,6 +660,8 @@ def test_a_recorded_program_is_compiled_once(dump: Path) -> None:
         return a
 
     values = jnp.eye(8)
+    queue = process_recorder().before
+    monkeypatch.setattr(process_recorder(), "before", before)
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
         # Under a setting of this thread's JAX does not find what another thread compiles.

@@ -74,6 +74,7 @@ class SnapshotWriter:
         self._bytes = 0  # of what waits and what is being written
         self._unfinished = 0
         self._awaiting_room = 0  # threads
+        self._awaiting_end = 0
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -107,7 +108,16 @@ class SnapshotWriter:
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything queued is written, at most ``timeout`` seconds; did it end?"""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._unfinished, timeout)
+            self._awaiting_end += 1
+            try:
+                return self._changed.wait_for(lambda: not self._unfinished, timeout)
+            finally:
+                self._awaiting_end -= 1
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread waits for what is being written."""
+        return bool(self._awaiting_room or self._awaiting_end)
 
     def _is_full(self, nbytes: int) -> bool:
         too_large = self._bytes and self._bytes + nbytes > self._queue_bytes
