@@ -53,19 +53,32 @@ def hang_folder(folder: Path, number: int) -> Path:
     return folder / f"hang-{number:03d}"
 
 
-def claim_hang(folder: Path, last: int) -> int:
+def claim_hang(folder: Path, last: int, rank: int, run: str) -> int:
     """Return the number of the hang that is to be written, its folder made.
 
     All ranks count the folders that are there. Who comes first makes the next one, and the others
-    join it.
+    join it; what a process of another job has written there under the same rank stays.
 
     Args:
         folder: The folder of the recording.
         last: The last hang that this process has written or knows to be over.
+        rank: The rank of this process.
+        run: The mark of this process.
     """
     number = last + 1
+    while _is_of_another(dump_file(folder, number, rank), run):
+        number += 1
     hang_folder(folder, number).mkdir(parents=True, exist_ok=True)
     return number
+
+
+def _is_of_another(path: Path, run: str) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        return bool(json.loads(path.read_bytes())["run"] != run)
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
 
 
 def dump_file(folder: Path, number: int, rank: int) -> Path:
@@ -203,7 +216,9 @@ class _Bystander:
             return  # it had not begun
         dump = {**self._status, "time": time.time(), **content}
         with contextlib.suppress(OSError):
-            number = self._status["known"] = claim_hang(self._folder, dump.pop("known"))
+            number = self._status["known"] = claim_hang(
+                self._folder, dump.pop("known"), dump["rank"], dump["run"]
+            )
             write_json(dump_file(self._folder, number, dump["rank"]), dump)
 
 

@@ -256,7 +256,7 @@ class Watchdog:
             )
 
     def _write(self, place: ProcessPlace, dump: dict[str, Any]) -> None:
-        self._last_hang = claim_hang(self._folder, self._last_hang)
+        self._last_hang = claim_hang(self._folder, self._last_hang, place.rank, place.run)
         self._last_status = (-1, None)
         self._tell_status(place)
         path = dump_file(self._folder, self._last_hang, place.rank)

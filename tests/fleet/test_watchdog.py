@@ -351,6 +351,27 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_the_program_goes_on(
     assert "`snaprt stacks " in line
 
 
+# After the watchdog has started, for it counts the hangs that are there.
+WRITES_FOR_ANOTHER = """
+import pathlib, time
+import jax
+jax.devices()
+file = pathlib.Path("dump/hang-001/rank-000000.json")
+file.parent.mkdir(parents=True)
+file.write_text("theirs")
+"""
+
+
+def test_a_dump_that_another_program_has_written_stays(tmp_path: Path):
+    script = tmp_path / "train.py"
+    theirs = tmp_path / "dump" / "hang-001" / "rank-000000.json"
+    script.write_text(WRITES_FOR_ANOTHER + CANNOT_WRITE)
+    words = (*SNAPRT, "run", "--watchdog", "1s", "--dump", "dump", "--", script)
+    run_program(words, status=5, folder=tmp_path)
+    assert theirs.read_text() == "theirs"
+    assert (tmp_path / "dump" / "hang-002" / "rank-000000.json").exists()
+
+
 @pytest.mark.parametrize("mode", ["jit", "lazy"])
 def test_nothing_is_written_where_nothing_hangs_and_the_end_is_told(launched: Launched, mode: str):
     code = """
