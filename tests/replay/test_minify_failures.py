@@ -275,6 +275,21 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_search(
     assert "--output" in str(done.exception)
 
 
+def test_what_was_found_is_kept_elsewhere_where_its_folder_cannot_be_written(
+    minified: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "out" / "versions.json").mkdir(parents=True)
+    words = ["minify", str(minified.parent / "right.hlo.pb"), "--json"]
+    words += ["--inputs", str(minified.parent / "inputs.npz"), "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(group, [*words, "--check-command", "false {}"])
+    assert done.exit_code == 1, done.output
+    told = json.loads(done.stdout)
+    assert f"cannot write {tmp_path / 'out'}: Is a directory" in told["notes"][-1]
+    assert Path(told["folder"]).parent == tmp_path
+    assert (Path(told["folder"]) / "minified.hlo.txt").exists()
+
+
 def test_where_nothing_fails_no_folder_is_left(minified: Path, tmp_path: Path) -> None:
     words = ["minify", str(minified.parent / "right.hlo.pb"), "-o", str(tmp_path / "out")]
     words += ["--inputs", str(minified.parent / "inputs.npz"), "--check", "nan"]

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.errors import UsageError
+from snaprt.errors import SnapshotError, UsageError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import instructions
 from snaprt_replay.load.case import Case, on_one_device
@@ -89,7 +90,8 @@ def minify(
 
     Raises:
         UsageError: There are no inputs, a side cannot be run, or the programs are not the same.
-        SnapshotError: A module cannot be read, or the folder cannot be written.
+        SnapshotError: A module cannot be read, or neither the folder nor one for temporary files
+            can be written.
     """
     check_playable(case, 1)
     check_runs_on_one_device(case)
@@ -108,8 +110,23 @@ def minify(
         with Workers(request.patience.jobs, request.timeout) as workers:
             start = functools.partial(_start, workers)
             confirmed = still_fails(shrunk, check, start, request.patience)
-            script_fails = folders.write(folder, case, shrunk, check, start)
+            write = functools.partial(
+                folders.write, case=case, shrunk=shrunk, check=check, start=start
+            )
+            try:
+                script_fails = write(folder)
+            except SnapshotError as error:  # the disk has become full in what may be hours
+                folder = _other_folder(error)
+                script_fails = write(folder)
+                notes = (*notes, f"{error.message}; {error.hint}")
     return Minified(shrunk, request.check, confirmed, script_fails, folder, (*adaptations, *notes))
+
+
+def _other_folder(error: SnapshotError) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="minified-"))
+    except OSError:
+        raise error from None
 
 
 # --- the sides ---
