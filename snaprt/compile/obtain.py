@@ -97,7 +97,7 @@ def obtain(request: Request[T], cache: Cache | None) -> Obtained[T]:
     if cache is None or request.bound_to:
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
-        executable, seconds = _compile(request)
+        executable, seconds = _compile(request, is_to_be_stored=False)
         return Obtained(executable, False, None, seconds)
     with times.stage(times.KEY):
         key = key_of(request.subject(cache.folder))
@@ -114,7 +114,7 @@ def obtain(request: Request[T], cache: Cache | None) -> Obtained[T]:
     def make() -> tuple[Obtained[T], bool]:
         if request.load is not None:
             cache.record_miss(key, request.name)
-        executable, seconds = _compile(request)
+        executable, seconds = _compile(request, is_to_be_stored=True)
         is_stored = _store(cache, key, request, executable, seconds)
         return Obtained(executable, False, key if is_stored else None, seconds), is_stored
 
@@ -122,14 +122,14 @@ def obtain(request: Request[T], cache: Cache | None) -> Obtained[T]:
         return once(cache, key, ask, make)
 
 
-def _compile(request: Request[T]) -> tuple[T, float]:
+def _compile(request: Request[T], *, is_to_be_stored: bool) -> tuple[T, float]:
     _log.info("XLA compiles: begin")
     started = time.perf_counter()
-    # It is stored here: a cache under jax.jit would store it once more.
+    # A cache under jax.jit would store it once more, or load what cannot be stored here.
     with (
         times.stage(times.COMPILE),
         metrics.timed("CompileTime"),
-        jaxapi.without_compilation_cache(),
+        jaxapi.without_compilation_cache(keeps_jaxs=not is_to_be_stored),
     ):
         executable = request.compile()
     _log.info("XLA compiles: end")

@@ -108,6 +108,19 @@ def test_a_warm_process_loads_each_program_once_and_compiles_none(tmp_path, monk
     assert cold_loss == warm_loss
 
 
+def test_what_jaxs_own_cache_has_is_compiled_for_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "of jax"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    losses = set()
+    for mode, cache in [("off", "none"), ("read-write", "filled"), ("read-write", "filled")]:
+        monkeypatch.setenv("SNAPRT_CACHE_MODE", mode)
+        monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / cache))
+        loss, *_ = json.loads(run_program(PROGRAM).stdout)
+        losses.add(loss)
+    assert len(losses) == 1
+    assert any("lazy_graph" in path.name for path in (tmp_path / "of jax").iterdir())
+
+
 # XLA reads XLA_FLAGS once: what is in the environment later is not in effect.
 FLAGS_TAKEN_AWAY = r"""
 import hashlib, json, os, sys, jax

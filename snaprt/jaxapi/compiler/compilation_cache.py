@@ -37,6 +37,7 @@ from snaprt.jaxapi.compiler.known_lowerings import (
 )
 from snaprt.jaxapi.compiler.modules import bytecode_without_locations, stablehlo_text
 from snaprt.jaxapi.installation import Device, device_list
+from snaprt.jaxapi.tracing.traces import once
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class _OwnCache(threading.local):
     """Whether this thread keeps what it compiles elsewhere."""
 
     bypassed = False
+    bypasses_jaxs = False
 
 
 _own_cache = _OwnCache()
@@ -173,14 +175,32 @@ def use_compilation_cache(
     jax.monitoring.register_event_duration_secs_listener(heard)
 
 
+@once
+def _heed_bypass() -> None:
+    get_cache_key = _compilation_cache.get_cache_key
+
+    @functools.wraps(get_cache_key)
+    def key_or_none(*arguments: Any, **kwargs: Any) -> str | None:
+        return None if _own_cache.bypasses_jaxs else get_cache_key(*arguments, **kwargs)
+
+    _compilation_cache.get_cache_key = key_or_none  # type: ignore[assignment]
+
+
 @contextmanager
-def without_compilation_cache() -> Iterator[None]:
-    """Keep what is compiled inside the context out of a cache of ours under JAX."""
-    before, _own_cache.bypassed = _own_cache.bypassed, True
+def without_compilation_cache(*, keeps_jaxs: bool = False) -> Iterator[None]:
+    """Keep what is compiled inside the context out of a cache of ours under JAX.
+
+    Args:
+        keeps_jaxs: Whether JAX's own cache is used, for what is not to be serialized: on a CPU, a
+            copy of an executable that was loaded calls functions that it lacks.
+    """
+    _heed_bypass()
+    before = _own_cache.bypassed, _own_cache.bypasses_jaxs
+    _own_cache.bypassed, _own_cache.bypasses_jaxs = True, not keeps_jaxs
     try:
         yield
     finally:
-        _own_cache.bypassed = before
+        _own_cache.bypassed, _own_cache.bypasses_jaxs = before
 
 
 class _Collector:
