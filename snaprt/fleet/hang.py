@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
-import msgspec
-
 from snaprt.errors import UsageError
 from snaprt.fleet.bystander import NUMBERED
 from snaprt.processes import ProcessPlace
@@ -100,7 +98,7 @@ def is_hang(folder: Path) -> bool:
 def _is_dump(path: Path) -> bool:
     try:
         return schema_of(path) == SCHEMA
-    except (OSError, UsageError, msgspec.MsgspecError):
+    except (OSError, UsageError, ValueError, RecursionError):
         return False
 
 

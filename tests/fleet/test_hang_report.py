@@ -181,12 +181,14 @@ def test_whatever_is_in_the_place_of_a_dump_is_named_and_not_waited_for(tmp_path
     hang = written(tmp_path / "hang-001", waiting(0, 6, count=2), waiting(1, 6, count=2))
     damaged = hang / f"rank-{rank:06d}.json"
     content = damaged.read_text()
-    contents = ["", "[]", content[:300]]
+    contents = ["", "[]", content[:300], '{"a": ' + "[" * 100_000]
     contents.append(content.replace('"processes": 2', '"processes": 1000000000000'))
     contents.append(content.replace(f'"rank": {rank}', '"rank": -1'))
     for wrong in contents:
         damaged.write_text(wrong)
         assert_is_named(hang, damaged)
+    damaged.write_bytes(content.replace("train", "tr\xe4in").encode("latin-1"))
+    assert_is_named(hang, damaged)
     damaged.unlink()
     os.mkfifo(damaged)
     assert_is_named(hang, damaged)

@@ -81,7 +81,7 @@ def schema_of(path: Path) -> str:
     Raises:
         UsageError: It is too large to be such a file.
         OSError: It cannot be read.
-        msgspec.MsgspecError: It holds something else.
+        ValueError: It holds something else.
     """
     return _envelope(_content(path)).schema
 
@@ -122,7 +122,7 @@ def read_files_of_ranks(
                     hint="Update snaprt, or remove the file.",
                 )
             entry = msgspec.json.decode(content, type=kind)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # of msgspec, or no UTF-8
             reason = error.strerror or error if isinstance(error, OSError) else error
             raise UsageError(f"{path} {unreadable}: {reason}", hint=_REMOVE) from error
         if path.name != file_name(entry.rank) or entry.processes > _MOST_PROCESSES:
