@@ -13,7 +13,7 @@ import torch
 from snaprt.errors import UsageError
 from snaprt.torch import functions, traced
 from snaprt.torch.setup import set_up
-from snaprt.torch.structure import are_the_same, flatten, values_of
+from snaprt.torch.structure import are_the_same, flatten, unflatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Attribute, Place, State, Traced, arguments_of, autocast_type
 from snaprt.torch.variables import Place as Variable
@@ -32,6 +32,7 @@ def wrap(target: _F) -> _F:
 
     A module is changed in place and returned: its parameters and buffers move to the device of
     `snaprt.torch.device`, and keep their identity, so that an optimizer made before keeps working.
+    Those of lazy modules (`nn.LazyLinear`) do so at the first call, which gives them shapes.
     Its type stays a subclass of what it was. A function is returned as a new one; modules that it
     calls move to the device at its first call.
 
@@ -100,14 +101,51 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _wrap_module(module: torch.nn.Module) -> torch.nn.Module:
-    move(module)
+    if not _is_uninitialized(module):
+        move(module)
     if not hasattr(type(module), "_snaprt_plain"):
         module.__class__ = _wrapped_class(type(module))
     return module
 
 
+def _is_uninitialized(module: torch.nn.Module) -> bool:
+    tensors = (*module.parameters(), *module.buffers())
+    return any(map(torch.nn.parameter.is_lazy, tensors))
+
+
+def _initialize(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Call a wrapped module as a plain one of the CPU, so that its tensors get their shapes.
+
+    In evaluation mode, so that the call changes no statistics and draws nothing but the parameters.
+    """
+    tensors: list[torch.Tensor] = []
+    structure = flatten((tuple(args), kwargs), tensors)
+    on_cpu = [to_cpu(tensor) if type(tensor) is Tensor else tensor for tensor in tensors]
+    args, kwargs = unflatten(structure, iter(on_cpu))
+    modes = [(each, each.training) for each in module.modules()]
+    module.__class__ = type(module)._snaprt_plain  # type: ignore[attr-defined]
+    try:
+        with torch.no_grad():
+            module.eval()(*args, **kwargs)
+    finally:
+        for each, is_training in modes:
+            each.training = is_training
+        module.__class__ = _wrapped_class(type(module))
+    move(module)
+
+
 def move(module: torch.nn.Module) -> None:
-    """Move the parameters and buffers of a module to the device; they keep their identity."""
+    """Move the parameters and buffers of a module to the device; they keep their identity.
+
+    Raises:
+        UsageError: They have no shapes yet, or something refers to them.
+    """
+    if _is_uninitialized(module):
+        raise UsageError(
+            f"parameters of {type(module).__name__} have no shapes yet",
+            hint="call the whole module once with a batch: on the CPU, or wrapped by "
+            "snaprt.torch.wrap; no lazy module in it may be left out",
+        )
     _replace_tensors(module, torch.Tensor, to_device)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         tensor.label = name  # type: ignore[attr-defined]
@@ -169,6 +207,9 @@ def _wrapped_class_of(plain: Any) -> type[torch.nn.Module]:
             return plain.__call__(self, *args, **kwargs)
         calls = vars(self).get("_snaprt_calls")
         if calls is None:
+            if _is_uninitialized(self):
+                _initialize(self, args, kwargs)
+                return self(*args, **kwargs)  # initialized, it may be of another class
             calls = Calls(plain.__name__)
             vars(self)["_snaprt_calls"] = calls
         function = functools.partial(plain.__call__, self)

@@ -17,7 +17,7 @@ from torch.utils import checkpoint
 import snaprt
 from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.torch import functions, operations, optimizers, tensors, traced
+from snaprt.torch import accelerator, functions, operations, optimizers, tensors, traced
 from snaprt.torch.lowering import lists, versions
 from snaprt.torch.lowering.device_names import means_ours
 
@@ -40,6 +40,7 @@ def set_up() -> None:
         jaxapi.hide_frames_below(Path(file).parent)
         jaxapi.hide_traceback_below(Path(file).parent)
     _register_device()
+    accelerator.answer()
     tensors.set_device("jax")
     tensors.handle_with(operations.run_function, operations.run_dispatched)
     optimizers.watch_steps()
@@ -50,6 +51,7 @@ def set_up() -> None:
     _Distribution.set_default_validate_args = staticmethod(checks.set_default)
     lists.group_by_device()
     _T.pin_memory = lambda tensor, device=None: tensor  # XLA copies from memory of any kind
+    _T.is_pinned = lambda tensor, device=None: False
 
 
 def _register_device() -> None:

@@ -11,12 +11,14 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from snaprt import jaxapi
@@ -719,6 +721,10 @@ class _Mode(TorchFunctionMode):
         if correction is not None:
             with self:
                 return correction(*args, **kwargs)
+        body = _body_of(func, self._environment)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
         if not self._grad_mode or torch.is_grad_enabled():
             return _call(func, args, kwargs)
         return self._without_gradient(func, args, kwargs)
@@ -799,6 +805,29 @@ def _writes_to_constant() -> UsageError:
         "a wrapped function writes to a CPU tensor that is not one of its arguments",
         hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
     )
+
+
+def _body_of(func: Any, environment: Any) -> Any:
+    """Return what a Python function of PyTorch's does, so that a mode sees what it calls.
+
+    With a mode on, the function itself would do nothing but ask that mode again. None if it is
+    written in C++, or if torchax computes it as one.
+    """
+    names = functional.__dict__
+    if not isinstance(func, FunctionType) or func.__globals__ is not names:
+        return None
+    try:
+        environment._get_op_or_decomp(func)
+    except versions.torchax().tensor.OperatorNotFound:
+        asks = {name: _asks_nobody for name in names if name.startswith("has_torch_function")}
+        body = FunctionType(func.__code__, {**names, **asks}, func.__name__, func.__defaults__)
+        body.__kwdefaults__ = func.__kwdefaults__
+        return body
+    return None
+
+
+def _asks_nobody(*_: Any) -> bool:
+    return False
 
 
 def _call(func: Any, args: Any, kwargs: Any) -> Any:

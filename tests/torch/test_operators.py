@@ -100,6 +100,13 @@ CASES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "attention of groups": lambda a, b: functional.scaled_dot_product_attention(
         a[:2].repeat(2, 1, 1), b[:2], a[1:], enable_gqa=True
     ),
+    "gaussian_nll_loss of small variances": lambda a, b: functional.gaussian_nll_loss(
+        a, b.detach(), (b * b / 9).clone(), full=True, eps=0.1
+    ),
+    "all and any": lambda a, b: (
+        a * (a == a)._is_all_true() + b * (b > 99)._is_any_true() + b * torch._is_all_true(b == a)
+    ),
+    "log_softmax of a number": lambda a, b: a[0, 0, 0].log_softmax(0) + b.mean(),
     "clamp by a tensor and a number": lambda a, b: torch.clamp(a, 0, b.max().detach() / 2),
     "clamp_ by a number and a tensor": lambda a, b: (a * 1).clamp_(min=b.mean().detach(), max=0.5),
     "solve": lambda a, b: _linalg.solve(a[0], b[0]),

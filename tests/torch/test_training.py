@@ -256,6 +256,97 @@ def test_autocast_computes_in_bfloat16() -> None:
     assert wrapped(x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_autocast_reaches_what_functions_of_pytorch_call(need_weights: bool) -> None:
+    plain = nn.MultiheadAttention(8, 2)
+    x = torch.randn(4, 2, 8)
+    wrapped = snaprt.torch.wrap(copy.deepcopy(plain))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (m(x, x, x, need_weights=need_weights)[0] for m in (wrapped, plain))
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    _close(ours.float(), theirs.float(), 2e-2)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.BatchNorm3d])
+def test_an_empty_batch_leaves_the_statistics_as_they_are(kind: Any) -> None:
+    plain = kind(3)
+    wrapped = snaprt.torch.wrap(copy.deepcopy(plain))
+    x = torch.zeros(0, 3, *[2] * (2 if kind is nn.BatchNorm2d else 3))
+    for module in (wrapped, plain):
+        assert module(x).shape == x.shape
+    for ours, theirs in zip(wrapped.buffers(), plain.buffers(), strict=True):
+        _close(ours, theirs, 0)
+
+
+def _lazy() -> nn.Module:
+    torch.manual_seed(0)
+    convolution = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    return nn.Sequential(convolution, nn.Flatten(), nn.Dropout(0.5), nn.LazyLinear(3))
+
+
+IMAGES = torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("make", [_lazy, lambda: nn.LazyLinear(2)], ids=["parts", "one"])
+def test_a_lazy_module_gets_its_shapes_at_the_first_call(make: Callable[[], nn.Module]) -> None:
+    plain = make().eval()
+    torch.manual_seed(1)
+    plain(IMAGES)
+    wrapped = snaprt.torch.wrap(make())
+    torch.manual_seed(1)
+    with snaprt.torch.lazy():
+        result = wrapped.eval()(IMAGES.to(snaprt.torch.device()))
+    _close(result, plain(IMAGES))
+    wrapped.train()(IMAGES).sum().backward()
+    assert type(wrapped).__name__ == type(plain).__name__
+    assert isinstance(wrapped, type(plain))
+    for name, parameter in wrapped.named_parameters():
+        assert parameter.device == snaprt.torch.device()
+        assert parameter.grad is not None
+        assert torch.equal(parameter.cpu(), plain.get_parameter(name))
+
+
+def test_a_lazy_module_takes_a_state() -> None:
+    plain = _lazy().eval()
+    expected = plain(IMAGES)
+    wrapped = snaprt.torch.wrap(_lazy()).eval()
+    wrapped.load_state_dict(plain.state_dict())
+    _close(wrapped(IMAGES), expected)
+
+
+def test_a_compiled_step_may_call_a_lazy_module() -> None:
+    model = snaprt.torch.wrap(nn.LazyLinear(2))
+
+    @snaprt.torch.jit
+    def evaluate(x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum()
+
+    first = evaluate(IMAGES)
+    _close(first, model(IMAGES).sum().cpu(), 1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(IMAGES).sum().backward()
+    optimizer.step()
+    assert evaluate(IMAGES).item() < first.item()
+
+
+def test_a_lazy_module_that_is_never_called_is_an_error() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.LazyLinear(2), nn.LazyLinear(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    model = snaprt.torch.wrap(Half())
+    for _ in range(2):
+        with pytest.raises(UsageError, match="parameters of Half have no shapes yet"):
+            model(IMAGES)
+    lazy = nn.LazyLinear(2)
+    with pytest.raises(UsageError, match="call the whole module once with a batch"):
+        snaprt.torch.wrap(lambda x: lazy(x))(IMAGES)
+
+
 def test_tensors_change_in_place() -> None:
     device = snaprt.torch.device()
     x = torch.zeros(2, 3, device=device)

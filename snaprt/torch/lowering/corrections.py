@@ -30,7 +30,8 @@ def batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps, False
         )
     axes = [axis for axis in range(input.ndim) if axis != 1]
-    _update(input, axes, running_mean, running_var, momentum, [])
+    if input.numel():  # an empty batch changes nothing
+        _update(input, axes, running_mean, running_var, momentum, [])
     return torch.batch_norm(input, weight, bias, None, None, True, momentum, eps, False)
 
 
@@ -229,6 +230,7 @@ def _with_size_of_each_axis(args: Any, kwargs: dict[str, Any]) -> Adapted:
 
 _T = torch.Tensor
 _private: Any = torch
+_methods: Any = _T
 
 ARGUMENTS: Final[dict[Any, Callable[[Any, dict[str, Any]], Adapted]]] = {
     **{
@@ -293,7 +295,7 @@ CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     _T.data.__get__: lambda tensor, *_: tensor.detach(),  # type: ignore[attr-defined]
     # torchax's tensors are PyTorch's meta tensors underneath, which initializers leave as they are.
     _T.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]
-    _private._is_all_true: lambda tensor: tensor.all(),
-    _private._is_any_true: lambda tensor: tensor.any(),
+    **{place._is_all_true: lambda tensor: tensor.all() for place in (_private, _methods)},
+    **{place._is_any_true: lambda tensor: tensor.any() for place in (_private, _methods)},
 }
 """The functions, and what runs in the place of each."""

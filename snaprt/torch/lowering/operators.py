@@ -251,6 +251,10 @@ def _multilabel_margin_loss(values: Any, targets: Any, reduction: int = 1) -> An
     return loss, is_target.astype(values.dtype)
 
 
+def _log_softmax(values: Any, dim: int, half_to_float: bool = False) -> Any:
+    return jax.nn.log_softmax(jnp.atleast_1d(values), dim).reshape(values.shape)
+
+
 def _safe_softmax(values: Any, dim: int, dtype: torch.dtype | None = None) -> Any:
     """Return a softmax that is zero where all values are -inf."""
     values = values if dtype is None else values.astype(jax_type(dtype))
@@ -508,6 +512,7 @@ OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "_embedding_bag_forward_only": _bags,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantize,
     "_grouped_mm": _grouped_product,
+    "_log_softmax": _log_softmax,
     "_safe_softmax": _safe_softmax,
     "_pdist_forward": _own_distances,
     "add": _add,

@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import jax
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 import snaprt
 from snaprt.errors import UsageError
-from snaprt.torch import modules, scope, tensors, traced, xla_imports
+from snaprt.torch import accelerator, modules, scope, tensors, traced, xla_imports
 from snaprt.torch.lowering import device_names
 from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
@@ -104,7 +103,7 @@ def device_type() -> str:
         >>> xm.device_type() in ("CPU", "CUDA", "TPU")
         True
     """
-    platform: str = _jax_device().platform
+    platform: str = accelerator.jax_device().platform
     return _KINDS.get(platform, platform.upper())
 
 
@@ -141,7 +140,7 @@ def real_devices() -> list[str]:
         >>> xm.real_devices() == [f"{xm.device_type()}:0"]
         True
     """
-    return [f"{device_type()}:{_jax_device().id}"]
+    return [f"{device_type()}:{accelerator.jax_device().id}"]
 
 
 def xla_real_devices(devices: Iterable[Any] | None = None) -> list[str]:
@@ -164,7 +163,7 @@ def get_memory_info(device: Any = None) -> dict[str, int]:
         >>> if xm.device_type() != "CPU":
         ...     print(xm.get_memory_info(xm.xla_device())["bytes_used"])
     """
-    stats = _jax_device().memory_stats()
+    stats = accelerator.memory_stats()
     if not stats:
         raise UsageError(f"JAX does not know the memory of a {device_type()}")
     return {
@@ -229,10 +228,6 @@ def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) 
     """
     refuse("input_sharding", input_sharding, "one device holds each tensor here")
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), data)
-
-
-def _jax_device() -> Any:
-    return jax.local_devices()[0]
 
 
 @functools.cache
