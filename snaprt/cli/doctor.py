@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -271,6 +272,8 @@ def command(context: click.Context, as_json: bool) -> None:
       snaprt doctor
       snaprt doctor --json
     """
+    with contextlib.suppress(Exception), output.interrupted_at_once():
+        import jax  # noqa: F401 - before there is a folder to remove; a check says why it fails
     with (
         tempfile.TemporaryDirectory(prefix="snaprt-doctor-") as folder,
         progress.showing("checking") as line,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import difflib
 import errno
@@ -10,11 +9,9 @@ import functools
 import importlib
 import logging
 import os
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
@@ -31,23 +28,6 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return `` Did you mean 'replay'?`` for a mistyped word; empty if nothing is like it."""
     near = difflib.get_close_matches(word, words, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
-
-
-@contextlib.contextmanager
-def _interrupted_at_once() -> Iterator[None]:
-    """Have Ctrl-C end the process: jaxlib aborts if an exception leaves the Python that it imports.
-
-    What Ctrl-C does to who calls `main` from a program of its own stays.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(output.EXIT_INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class LazyGroup(click.Group):
@@ -96,7 +76,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._table:
             return None
         module, attribute = self._table[cmd_name][0].split(":")
-        with _interrupted_at_once():
+        with output.interrupted_at_once():
             command = getattr(importlib.import_module(module, __package__), attribute)
         assert isinstance(command, click.Command)
         return command

@@ -333,13 +333,17 @@ class Interrupts:
                 raise
 
 sys.meta_path.insert(0, Interrupts())
-main(["replay", "x"])
+main(sys.argv[1:])
 print("went on")
 """
 
 
-def test_ctrl_c_raises_nothing_inside_the_modules_that_a_command_imports():
-    done = run_program(_INTERRUPTED_IMPORT, status=output.EXIT_INTERRUPTED)
+@pytest.mark.parametrize(
+    "words", [["replay"], ["report"], ["cache", "warm", "--target", "cpu"], ["doctor"]]
+)
+def test_ctrl_c_raises_nothing_inside_the_modules_that_a_command_imports(words):
+    file = [] if words == ["doctor"] else [SNAPSHOTS / "format-1.0.inputs.snap"]
+    done = run_program(_INTERRUPTED_IMPORT, *words, *file, status=output.EXIT_INTERRUPTED)
     assert done.stdout == ""
 
 

@@ -207,9 +207,11 @@ def _report(count: str, result: _Result, seconds_left: float) -> None:
 
 
 def _jobs(files: Sequence[Path], target: str) -> list[_Job]:
-    from snaprt.compile.ahead.collect import SUFFIX, read_program
+    with output.interrupted_at_once():
+        from snaprt.compile.ahead.collect import SUFFIX, read_program
 
-    paths = [path for file in files for path in (_inside(file) if file.is_dir() else [file])]
+    names = (SUFFIX, *_MODULES)
+    paths = [path for file in files for path in (_inside(file, names) if file.is_dir() else [file])]
     jobs = []
     modules = set()
     for path in dict.fromkeys(path.absolute() for path in paths):
@@ -228,10 +230,8 @@ def _jobs(files: Sequence[Path], target: str) -> list[_Job]:
     return [job for job in jobs if job.file not in modules]
 
 
-def _inside(folder: Path) -> list[Path]:
-    from snaprt.compile.ahead.collect import SUFFIX
-
-    programs = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
+def _inside(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    programs = sorted(path for path in folder.iterdir() if path.name.endswith(names))
     if not programs:
         raise UsageError(
             f"nothing to compile in {folder}",

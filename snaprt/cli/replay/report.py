@@ -156,10 +156,11 @@ def _find(
         The report, and what was replayed; no such thing if that failed.
     """
     # Here, because a saved result is shown without JAX.
-    from snaprt_replay import gather
-    from snaprt_replay.run.rerun import replay
+    with output.interrupted_at_once():
+        from snaprt_replay import gather
+        from snaprt_replay.run.rerun import replay
 
-    from snaprt.snapshot.recorder import flags
+        from snaprt.snapshot.recorder import flags
 
     flags.take_over()
     try:
