@@ -133,8 +133,8 @@ def written(
         except SnaprtError as error:
             refused.append(error)
     yield
-    for error in refused[:-1]:
-        output.error(error.message, error.hint)
+    for earlier in refused[:-1]:
+        output.error(earlier.message, earlier.hint)
     if refused:
         raise refused[-1]
 
