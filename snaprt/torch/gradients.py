@@ -195,6 +195,7 @@ class Differentiable:
                 _, pull_back, _ = jax.vjp(
                     lambda primals: function(primals, inputs, key), primals, has_aux=True
                 )
+                pull_back = jaxapi.adding_widely(pull_back)
                 (gradients,) = pull_back([*map(_conjugated, cotangents)])
                 return [_conjugated(gradients[name]) for name in sorted(primals)], None
 
@@ -242,7 +243,8 @@ class Differentiable:
                 else jnp.zeros(aval.shape, aval.dtype)
                 for there, aval in zip(present, self._types, strict=True)
             ]
-            (gradients,) = jax.tree.unflatten(self._residuals, residuals)(whole)
+            pull_back = jaxapi.adding_widely(jax.tree.unflatten(self._residuals, residuals))
+            (gradients,) = pull_back(whole)
             gradients = {name: _conjugated(gradient) for name, gradient in gradients.items()}
             packed = layout.join([gradients[name] for name in inside])
             is_used = zip(gradients, self.used([*gradients], present), strict=True)

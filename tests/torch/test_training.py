@@ -267,6 +267,21 @@ def test_autocast_reaches_what_functions_of_pytorch_call(need_weights: bool) -> 
     _close(ours.float(), theirs.float(), 2e-2)
 
 
+@pytest.mark.parametrize("is_autocast", [True, False])
+def test_gradients_of_16_bits_are_added_up_in_32(is_autocast: bool) -> None:
+    plain = nn.Conv2d(3, 4, 3, padding=1)
+    x = torch.randn(8, 3, 16, 16)
+    if not is_autocast:
+        plain, x = plain.bfloat16(), x.bfloat16()
+    wrapped = snaprt.torch.wrap(copy.deepcopy(plain))
+    for module in (wrapped, plain):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+            result = module(x)
+        result.float().sum().backward()
+    assert wrapped.bias.grad.tolist() == plain.bias.grad.tolist() == [2048] * 4
+    _close(wrapped.weight.grad.float(), plain.weight.grad.float(), 2e-2)
+
+
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.BatchNorm3d])
 def test_an_empty_batch_leaves_the_statistics_as_they_are(kind: Any) -> None:
     plain = kind(3)

@@ -249,7 +249,7 @@ NARROWED: Final[frozenset[Any]] = frozenset(
     [
         *(functional.linear, functional.conv1d, functional.conv2d, functional.conv3d),
         *(functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d),
-        *(functional.scaled_dot_product_attention, functional.bilinear, torch.matmul, _T.matmul),
+        *(functional.scaled_dot_product_attention, torch.matmul, _T.matmul),
         *(_T.__matmul__, _T.__rmatmul__, torch.mm, _T.mm, torch.bmm, _T.bmm, torch.mv, _T.mv),
         *(torch.addmm, _T.addmm, torch.baddbmm, _T.baddbmm, torch.addbmm, _T.addbmm, torch.einsum),
         *(torch.conv1d, torch.conv2d, torch.conv3d, torch.lstm, torch.gru, torch.rnn_tanh),
