@@ -315,6 +315,12 @@ def test_a_spent_budget_leaves_a_search_that_goes_on_later(
     again = Session(tmp_path)
     assert_found(localize(small.program, small.inputs, fault, again), name)
     assert again.compiles == 0
+    for path in tmp_path.iterdir():
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 64]))
+    damaged = Session(tmp_path)
+    assert_found(localize(small.program, small.inputs, fault, damaged), name)
+    assert damaged.compiles > 0
 
 
 def test_pieces_give_the_values_that_the_whole_program_gives(

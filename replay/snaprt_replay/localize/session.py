@@ -11,7 +11,8 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import numpy as np
 from snaprt.errors import ExecutionError, SnaprtError
 from snaprt.hlo.literals import dtype_of
 from snaprt.hlo.proto import XlaMessage, serialize
+from snaprt.host.regular_files import read_file
+from snaprt.host.whole_files import whole_file
 from snaprt_replay import floatbits
 from snaprt_replay.hlo.extract import Extract, Piece, Value, extract
 from snaprt_replay.hlo.hlo_module import entry_computation, parameters
@@ -54,7 +57,7 @@ class Order:
 
 
 _KEPT_EXTRACTS = 8
-_ANSWER, _UNFINISHED = ".answer", ".unfinished"
+_ANSWER = ".answer"
 
 
 class BudgetSpentError(Exception):
@@ -140,20 +143,24 @@ class Session:
         if self._state is None:
             return None
         try:
-            with (self._state / f"{key}{_ANSWER}").open("rb") as file:
-                kinds = json.loads(file.readline())
-                return tuple(
-                    _read_array(file.read(size), dtype, shape) for dtype, shape, size in kinds
-                )
-        except (OSError, ValueError, TypeError):
-            return None  # missing, or writing it was interrupted
+            check, _, content = read_file(self._state / f"{key}{_ANSWER}").partition(b"\n")
+        except OSError:
+            return None
+        if check != _check([content]):
+            return None  # damaged, or of an older version
+        header, _, arrays = content.partition(b"\n")
+        outputs, start = [], 0
+        for dtype, shape, size in json.loads(header):
+            outputs.append(_read_array(arrays[start : start + size], dtype, shape))
+            start += size
+        return tuple(outputs)
 
     def forget(self) -> None:
         """Remove the results from the folder, and the folder if it is empty then."""
         if self._state is None:
             return
         with contextlib.suppress(OSError):
-            for path in [*self._state.glob(f"*{_ANSWER}"), *self._state.glob(f"*{_UNFINISHED}")]:
+            for path in self._state.glob(f"*{_ANSWER}"):
                 path.unlink()
             self._state.rmdir()
 
@@ -161,20 +168,27 @@ class Session:
         if self._state is None:
             return
         kinds = [(output.dtype.name, output.shape, output.nbytes) for output in outputs]
-        unfinished = self._state / f"{key}{_UNFINISHED}"
+        parts: list[bytes | memoryview] = [json.dumps(kinds).encode() + b"\n"]
+        for output in outputs:
+            parts.append(np.ascontiguousarray(output).reshape(-1).view(np.uint8).data)
         try:
             self._state.mkdir(parents=True, exist_ok=True)
-            with unfinished.open("wb") as file:
-                file.write(json.dumps(kinds).encode() + b"\n")
-                for output in outputs:
-                    file.write(np.ascontiguousarray(output).tobytes())
-            unfinished.rename(self._state / f"{key}{_ANSWER}")
+            with whole_file(self._state / f"{key}{_ANSWER}") as file:
+                file.writelines([_check(parts) + b"\n", *parts])
         except OSError as error:
             self.tell(
                 f"cannot write {self._state} ({error.strerror}): the state of the search is "
                 "not saved"
             )
             self._state = None
+
+
+def _check(parts: Iterable[bytes | memoryview]) -> bytes:
+    """Return a checksum of bytes in several parts."""
+    check = 0
+    for part in parts:
+        check = zlib.crc32(part, check)
+    return f"{check:08x}".encode()
 
 
 def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
