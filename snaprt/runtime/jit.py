@@ -771,6 +771,8 @@ def record_process() -> None:
     watch_process()
     jaxapi.own_what_is_put()
     jaxapi.when_job_is_joined(tell_plan)
+    if not is_watched_already:
+        process_recorder().say_if_nothing_runs()
     for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
         if not leaves_to_jax(source):
             process_recorder().missed(name, "recording started while JAX was already calling it")

@@ -248,6 +248,23 @@ def test_a_program_in_which_no_condition_held_is_told_what_ran_instead(tmp_path:
     assert "nothing was recorded" not in said("--when", "name=abs, rank=1", RANK="0")
 
 
+@pytest.mark.parametrize("options", [(), ("--when", "nan"), ("--when", "name=step")])
+def test_a_program_without_a_jitted_function_is_told_that_nothing_was_recorded(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    script = tmp_path / "train.py"
+    words = (*SNAPRT, "run", "--record", *options, "--")
+
+    def said(text: str) -> str:
+        script.write_text(text)
+        return run_program(words, script, folder=tmp_path, SNAPRT_CACHE="off").stderr
+
+    eager = said("import jax.numpy as jnp\nprint(jnp.ones(3).sum())\n")
+    assert "nothing was recorded: no jitted function of the program was called" in eager
+    assert "no jitted function" not in said("import jax\njax.jit(lambda x: x + 1)(1.0)\n")
+    assert "nothing" not in said("import jax\n")  # as one does that starts others
+
+
 def test_a_wrong_condition_is_logged_once_and_records_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -567,6 +567,22 @@ class Recorder:
         if self._plan is not None:
             self._sum_up(self._plan)
 
+    def say_if_nothing_runs(self) -> None:
+        """Say at the end of the process that no execution has begun, where that is so.
+
+        A process that only starts others does nothing with JAX.
+        """
+        atexit.register(self._say_if_nothing_ran)
+
+    def _say_if_nothing_ran(self) -> None:
+        plan = current_plan()
+        is_said = self._plan is not None or self._logged  # what ran, or why it was not seen
+        if plan is not None and not is_said and jaxapi.backends_are_initialized() and records_all():
+            _log.warning(
+                "nothing was recorded: no jitted function of the program was called; operations "
+                "outside of jax.jit are executions in a lazy program only (--lazy)"
+            )
+
     def _sum_up(self, plan: Plan) -> None:
         """Say what was watched where no NaN appeared, and that no condition has ever held.
 
