@@ -31,7 +31,7 @@ _NOTHING: Final = (
 """What XLA does by itself, or does not do."""
 
 
-def jax_device() -> jax.Device:
+def jax_device() -> Any:
     """Return the device of JAX that tensors are on."""
     return jax.local_devices()[0]
 

@@ -397,10 +397,13 @@ def test_names_and_devices_of_an_unmodified_program(tmp_path: Path) -> None:
             raise AssertionError
 
         layer = nn.Linear(3, 2).to("xla")
-        for options in ({{"fused": True}}, {{"foreach": True}}):
+        optim = torch.optim
+        alike = (optim.Adadelta, optim.Adamax, optim.ASGD, optim.NAdam, optim.RAdam, optim.AdamW)
+        kinds = [(optim.AdamW, {{"fused": True}}), (optim.RMSprop, {{}}), (optim.Rprop, {{}})]
+        for kind, options in [*kinds, *((k, {{"foreach": e}}) for k in alike for e in (0, 1))]:
             before = layer.weight.tolist()
             layer(x).sum().backward()
-            torch.optim.AdamW(layer.parameters(), **options).step()
+            kind(layer.parameters(), **options).step()
             assert layer.weight.tolist() != before
         for scope in (torch.autocast("xla", dtype=torch.bfloat16), torch_xla.amp.autocast(device)):
             with scope:
@@ -421,8 +424,9 @@ def test_names_and_devices_of_an_unmodified_program(tmp_path: Path) -> None:
         dist.destroy_process_group()
         print("all there")
     """
-    stdout, _ = _run(program, tmp_path, "--lazy")
+    stdout, stderr = _run(program, tmp_path, "--lazy")
     assert stdout == "all there\n"
+    assert "operation by operation" not in stderr
 
 
 @pytest.mark.parametrize(("options", "is_lazy"), [((), "True"), (("--no-lazy",), "False")])

@@ -308,8 +308,8 @@ def _are_same(after: Sequence[Any], before: Sequence[Any]) -> bool:
 
 def _in_32_bits(equation: Any) -> list[Any]:
     """Return what stands in the place of an equation: itself where it adds up nothing narrow."""
-    (operand, *_), (result, *_) = equation.invars or [None], equation.outvars or [None]
-    if equation.primitive is jax.lax.reduce_sum_p and result.aval.dtype in _NARROW:
+    if equation.primitive is jax.lax.reduce_sum_p and equation.outvars[0].aval.dtype in _NARROW:
+        operand, result = equation.invars[0], equation.outvars[0]
 
         def add(x: Any) -> Any:
             wide = equation.primitive.bind(x.astype(np.float32), **equation.params)
@@ -337,11 +337,12 @@ def _with_wide_sums(value: Any) -> Any:
         return value if _are_same(held, value) else held
     if not isinstance(value, Jaxpr | ClosedJaxpr):
         return value
-    body = getattr(value, "jaxpr", value)
+    closed: Any = value
+    body = getattr(closed, "jaxpr", closed)
     wide = _adding_widely(body)
     if wide is body:
         return value
-    return value.replace(jaxpr=wide, consts=value.consts) if body is not value else wide
+    return wide if body is closed else closed.replace(jaxpr=wide, consts=closed.consts)
 
 
 _NARROW: Final = (np.dtype("float16"), np.dtype(jax.numpy.bfloat16))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -20,6 +20,9 @@ from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
 from snaprt.torch.xla.processes import hold_copies
 
+_LISTS_OF_DEVICES: Final = frozenset(
+    f"_get_{kind}_supported_devices" for kind in ("capturable", "foreach_kernels", "fused_kernels")
+)
 _KINDS: Final = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
 
 
@@ -307,17 +310,17 @@ def name_device_xla() -> None:
     library: Any = torch
     library.xla = library.jax  # the module of the device, which checkpoints ask for by its type
     library.set_default_device = _setting_default(torch.set_default_device)
-    optimizers = importlib.import_module("torch.optim.optimizer")  # PyTorch deletes the name
-    for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
-        setattr(optimizers, name, _also_for_xla(getattr(optimizers, name)))
+    for place in [each for name, each in sys.modules.items() if name.startswith("torch.optim.")]:
+        for name in {*vars(place)} & _LISTS_OF_DEVICES:
+            setattr(place, name, _also_for_xla(getattr(place, name)))
     thread: Any = threading.Thread
     thread.start = _starting(thread.start)
     _Xla().__enter__()
 
 
-def _also_for_xla(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
+def _also_for_xla(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Return what lists the devices that a kind of optimizer works on: it knows ours as ``jax``."""
-    return lambda: [*original(), "xla"]
+    return lambda *args, **options: [*original(*args, **options), "xla"]
 
 
 def _starting(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
