@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from snaprt.errors import UsageError
 from snaprt.torch import functions, traced
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import are_the_same, flatten, unflatten, values_of
-from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
+from snaprt.torch.tensors import ConstantError, Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Attribute, Place, State, Traced, arguments_of, autocast_type
 from snaprt.torch.variables import Place as Variable
 from snaprt.torch.variables import Traces, Variables, VariablesOf, keep_last
@@ -251,6 +251,7 @@ class Calls:
         if function is not None:
             self.variables = VariablesOf(function, is_watched=True)
         self._snapshots: list[Snapshot] = []
+        self._read: set[Attribute] = set()  # the attributes whose tensors the code reads
         self._traces = Traces(f"snaprt.torch.wrap has traced {name}")
         self._draws = False  # random numbers of Python or NumPy
 
@@ -262,6 +263,7 @@ class Calls:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call ``function`` with the state of ``module``, or of the modules that it calls."""
+        original = function
         snapshot = None if module is None else self._snapshot([module])
         grad_mode = torch.is_grad_enabled()
         arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
@@ -286,7 +288,17 @@ class Calls:
             *(self._name, first, leaves),
         )
         generators = variables.states_of_generators()
-        result = _assign(variables, assigned, trace.call(tensors))
+        numbers = torch.get_rng_state()
+        try:
+            result = _assign(variables, assigned, trace.call(tensors))
+        except ConstantError as error:
+            attributes = snapshot.attributes_of(error.tensor)
+            if attributes <= self._read:
+                raise
+            torch.set_rng_state(numbers)
+            self._read |= attributes
+            self._snapshots.remove(snapshot)
+            return self.run(original, module, args, kwargs)
         # A trace is good for what the code itself has changed: a count of its calls, for example.
         snapshot.take_attributes(trace.kept)
         if variables.states_of_generators() != generators:
@@ -313,7 +325,7 @@ class Calls:
                 if index:
                     snapshots.insert(0, snapshots.pop(index))
                 return snapshot
-        snapshots.insert(0, Snapshot(modules))
+        snapshots.insert(0, Snapshot(modules, self._read))
         del snapshots[_MAX_SNAPSHOTS:]
         return snapshots[0]
 
@@ -359,15 +371,21 @@ def _assign(variables: Variables, assigned: Sequence[Variable], result: Any) -> 
 class Snapshot:
     """What modules consisted of when calls were traced.
 
+    Args:
+        modules: The modules.
+        read: Their attributes whose tensors the code reads.
+
     Attributes:
         modules: The modules.
         calls: Its traced calls.
-        state: Its parameters and buffers.
+        state: Its parameters and buffers, and the tensors of attributes that are read.
         flags: Which of them require gradients.
         variables: What its code reads elsewhere.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], read: Collection[Attribute] = ()
+    ) -> None:
         self.modules = [*modules]
         # With several, the names of their parameters begin with a number.
         module = self.modules[0] if len(modules) == 1 else torch.nn.ModuleList(self.modules)
@@ -385,14 +403,16 @@ class Snapshot:
         self._holders = [d for m in self._modules for d in (m._parameters, m._buffers)]
         self._children = [m._modules for m in self._modules]
         self._hooks = [vars(m)[name] for m in self._modules for name in _HOOKS]
-        self.state = self._make_state(module)
+        # Which tensor of the state each attribute is.
+        self._positions: dict[tuple[int, str], int] = {}
+        self.state = self._make_state(module, read)
         with plainly():
             self.flags = [tensor.requires_grad for tensor in self.state.tensors]
         self._types = [*map(_TYPE, self.state.tensors)]
         self._held = [*values_of(self._holders)]
         self._below = [*values_of(self._children)]
         self._numbers_of_hooks = [*map(len, self._hooks)]
-        self._kept: set[tuple[int, str]] = set()
+        self._kept: set[tuple[int, str]] = {*self._positions}
         self._noted: list[dict[str, Any]] = []
         self.take_attributes()
 
@@ -416,7 +436,25 @@ class Snapshot:
             if not _are_alike(then, self._noted[number].get(attribute)):
                 self._noted[number][attribute] = then
 
-    def _make_state(self, module: torch.nn.Module) -> State:
+    def attributes_of(self, tensor: torch.Tensor) -> set[Attribute]:
+        """Return the attributes of the modules that are a tensor.
+
+        Raises:
+            UsageError: It has a history, which no trace sees.
+        """
+        found = {(m, name) for m in self._modules for name, at in vars(m).items() if at is tensor}
+        with plainly():
+            if found and tensor.requires_grad:
+                name = min(name for _, name in found)
+                raise UsageError(
+                    f"a wrapped module reads its attribute {name!r}, which an earlier call has "
+                    "computed with a gradient",
+                    hint=f"keep it without one (self.{name} = tensor.detach()), or register it: "
+                    "module.register_buffer(name, tensor)",
+                )
+        return found
+
+    def _make_state(self, module: torch.nn.Module, read: Collection[Attribute]) -> State:
         tensors: list[Any] = []
         places: list[Place] = []
         position_of: dict[int, int] = {}
@@ -428,15 +466,28 @@ class Snapshot:
                     position_of[id(tensor)] = len(tensors)
                     tensors.append(tensor)
                 places.append((holder, name, position_of[id(tensor)]))
+        attributes: list[Place] = []
+        paths: dict[int, str] = {}
+        owners = dict(module.named_modules())
+        for number, (path, part) in enumerate(owners.items()):
+            own: dict[str, Any] = vars(part)  # type: ignore[assignment]
+            for name, tensor in own.items():
+                if (part, name) not in read or type(tensor) is not Tensor:
+                    continue
+                if id(tensor) not in position_of:
+                    position_of[id(tensor)] = len(tensors)
+                    tensors.append(tensor)
+                    paths[id(tensor)] = f"{path}.{name}" if path else name
+                position = self._positions[number, name] = position_of[id(tensor)]
+                attributes.append((own, name, position))
         # A loss function beside a model has no tensors, and changes none of their names.
         with_tensors = [m for m in self.modules if [*m.parameters(), *m.buffers()]]
         named = with_tensors[0] if len(with_tensors) == 1 else module
-        names = {
+        names = paths | {
             id(tensor): name
             for name, tensor in reversed([*named.named_parameters(), *named.named_buffers()])
         }
-        owners = dict(module.named_modules())
-        return State(tensors, [names[id(tensor)] for tensor in tensors], places, owners)
+        return State(tensors, [names[id(t)] for t in tensors], places, attributes, owners)
 
     def holds(self) -> bool:
         """Return whether the module is still what it was; takes under 1 us for each submodule."""
@@ -445,6 +496,14 @@ class Snapshot:
             if not _are_alike(noted[attribute], present):
                 return False
             noted[attribute] = present
+        if self._positions:
+            tensors = self.state.tensors
+            present_at = {position: tensors[position] for *_, position in self.state.places}
+            for (number, attribute), position in self._positions.items():
+                present = self._attributes[number][attribute]
+                if present_at.setdefault(position, present) is not present:
+                    return False  # two names of one tensor, which are of two now
+                tensors[position] = present
         try:
             if not all(map(operator.eq, self._attributes, self._noted)):
                 return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,8 @@ def set_up() -> None:
     optimizers.watch_steps()
     _watch_functions()
     _provide_generators()
+    transformer: Any = torch.nn.modules.transformer
+    transformer._detect_is_causal_mask = _outside_of_traces(transformer._detect_is_causal_mask)
     checks = _OutsideOfTraces(_Distribution._validate_args)
     _Distribution._validate_args = checks
     _Distribution.set_default_validate_args = staticmethod(checks.set_default)
@@ -167,6 +170,21 @@ class Generator(_PLAIN, metaclass=_OfAnyDevice):
     def device(self) -> torch.device:
         """The device of the tensors that it is for."""
         return tensors.DEVICE
+
+
+def _outside_of_traces(detect: Callable[..., bool]) -> Callable[..., bool]:
+    """Return what tells whether a mask is causal, so that it reads no values in a trace.
+
+    It is a hint there, by which C++ chooses a faster kernel.
+    """
+
+    @functools.wraps(detect)
+    def call(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        if traced.is_tracing():
+            return is_causal is True
+        return detect(mask, is_causal, size)
+
+    return call
 
 
 class _OutsideOfTraces:

@@ -703,11 +703,19 @@ def refuse_constants(tensors: Iterable[torch.Tensor]) -> None:
     """Raise an error for tensors of ours that a traced function uses as constants."""
     for tensor in tensors:
         if isinstance(tensor, Tensor):
-            raise UsageError(
-                "a wrapped function uses a tensor that is not an argument, parameter or buffer of "
-                f"its module: {tensor.dtype}{list(tensor.shape)}",
-                hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
-            )
+            raise ConstantError(tensor)
+
+
+class ConstantError(UsageError):
+    """A traced function uses a tensor of ours that it knows nothing of."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(
+            "a wrapped function uses a tensor that is not an argument, parameter or buffer of "
+            f"its module: {tensor.dtype}{list(tensor.shape)}",
+            hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
+        )
+        self.tensor = tensor
 
 
 def refuse_transform(tensor: torch.Tensor) -> None:

@@ -76,6 +76,7 @@ class State:
         tensors: Each once, however often it is used.
         names: Their names.
         places: Where they are.
+        attributes: Those places that are attributes, and may be set to another tensor.
         modules: The modules that hold them, by name.
     """
 
@@ -84,15 +85,17 @@ class State:
         tensors: Sequence[Tensor],
         names: Sequence[str],
         places: Sequence[Place],
+        attributes: Sequence[Place],
         modules: dict[str, torch.nn.Module],
     ) -> None:
         self.tensors = list(tensors)
         self.names = list(names)
         self.places = list(places)
+        self.attributes = list(attributes)
         self.modules = modules
 
 
-NO_STATE: Final = State((), (), (), {})
+NO_STATE: Final = State((), (), (), (), {})
 
 
 class Traced:
@@ -285,17 +288,20 @@ class Traced:
         Yields:
             The attributes of the modules, by their names.
         """
-        tensors_before = [holder[name] for holder, name, _ in self._state.places]
+        places = [*self._state.places, *self._state.attributes]
+        tensors_before = [holder[name] for holder, name, _ in places]
         attributes = {name: dict(vars(m)) for name, m in self._state.modules.items()}
         try:
-            for holder, name, position in self._state.places:
+            for holder, name, position in places:
                 if isinstance(self._state.tensors[position], torch.nn.Parameter):
                     tensors[position]._is_param = True
                 holder[name] = tensors[position]
             yield attributes
         finally:
-            for (holder, name, _), tensor in zip(self._state.places, tensors_before, strict=True):
-                holder[name] = tensor
+            count = len(self._state.places)
+            for index, (holder, name, position) in enumerate(places):
+                if index < count or holder.get(name) is tensors[position]:
+                    holder[name] = tensors_before[index]
             for name, module in self._state.modules.items():
                 before = attributes[name]
                 for attribute, _ in _changed_in(module, before):
@@ -314,13 +320,16 @@ class Traced:
         Raises:
             UsageError: It has added a tensor to what was there before.
         """
-        state = {id(tensor) for tensor in tensors[: len(self._state.tensors)]}
+        own = {id(tensors[position]) for _, _, position in self._state.places}
+        held = {(id(d), name): tensors[position] for d, name, position in self._state.attributes}
         kept: dict[Attribute, Any] = {}
         for name, module in self._state.modules.items():
             for attribute, inside in _changed_in(module, before[name]):
-                if all(id(tensor) in state for tensor in inside):
-                    continue
                 value = vars(module)[attribute]
+                if value is held.get((id(vars(module)), attribute)):
+                    continue
+                if all(id(tensor) in own for tensor in inside):
+                    continue
                 is_added_to = value is before[name].get(attribute)
                 if is_added_to or any(isinstance(tensor, Tensor) for tensor in inside):
                     raise _keeps_a_tensor(name, attribute)

@@ -1,5 +1,6 @@
 """Tensors that a forward pass keeps in attributes of its module."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -143,6 +144,80 @@ class Recurrent(nn.Module):
         hidden = torch.zeros_like(x) if self.hidden is None else self.hidden
         self.hidden = torch.tanh(x * self.weight + hidden)
         return self.hidden
+
+
+class Detached(nn.Module):
+    """Reads what the last call has kept without a gradient, in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+        self.hidden: Any = None
+        self.before: Any = None
+        self.mask: Any = None
+        self.total: Any = None
+        self.traces = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.traces += 1
+        if self.mask is None or self.mask.size(0) != len(x):
+            self.mask = torch.ones(len(x), len(x)).tril().to(x.device)
+            self.hidden = self.before = torch.zeros(len(x), 4, device=x.device)
+            self.total = torch.zeros(1, device=x.device)
+        self.total += 1
+        hidden = self.cell(self.mask @ x, self.hidden) * self.total
+        self.before, self.hidden = self.hidden, hidden.detach()
+        return hidden + self.before
+
+
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_a_module_reads_what_it_kept_without_a_gradient(is_lazy: bool) -> None:
+    plain = Detached()
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    scope = snaprt.torch.lazy() if is_lazy else contextlib.nullcontext()
+    for module in (plain, ours):
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        with scope:
+            for count in (2, 2, 2, 3, 3, 3, 3):
+                optimizer.zero_grad()
+                module(torch.randn(count, 3)).square().mean().backward()
+                optimizer.step()
+                snaprt.mark_step()
+    for name, value in vars(plain).items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(getattr(ours, name).cpu(), value, msg=name)
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach().cpu(), other.detach())
+    traces = ours.traces
+    ours(torch.ones(3, 3))
+    ours(torch.ones(3, 3))
+    assert ours.traces == traces
+
+
+def test_names_of_one_tensor_may_become_names_of_two() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.first + self.second
+
+    module = Pair()
+    module.first = module.second = torch.ones(2, device=snaprt.torch.device())
+    ours = snaprt.torch.wrap(module)
+    assert ours(torch.ones(2)).tolist() == [2, 2]
+    module.second = torch.full((2,), 5.0, device=snaprt.torch.device())
+    assert ours(torch.ones(2)).tolist() == [6, 6]
+    module.first = torch.full((2,), 3.0, device=snaprt.torch.device())
+    assert ours(torch.ones(2)).tolist() == [8, 8]
+
+
+def test_the_mask_of_a_transformer_is_not_read() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    mask, x = nn.Transformer.generate_square_subsequent_mask(4), torch.randn(4, 2, 8)
+    before = metrics.counter_value("torch::untraced_calls")
+    torch.testing.assert_close(ours(x, mask=mask).detach().cpu(), plain(x, mask=mask).detach())
+    assert metrics.counter_value("torch::untraced_calls") == before
 
 
 @pytest.mark.parametrize("kind", ["tensor", "list"])
