@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
+import pickle
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -217,7 +218,11 @@ def _wrapped_class_of(plain: Any) -> type[torch.nn.Module]:
 
     names = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
     body = {**names, "__call__": __call__, "_snaprt_plain": plain, "__reduce_ex__": _reduce}
-    return type(plain.__name__, (plain,), body)
+    wrapped = type(plain.__name__, (plain,), body)
+    # For `torch.load(weights_only=True)`, which still asks whether the plain class is safe.
+    named = (wrapped, f"{_rebuild.__module__}.{plain.__module__}.{plain.__qualname__}")
+    torch.serialization.add_safe_globals([_rebuild, named])
+    return wrapped
 
 
 def _wrapped_class(plain: Any) -> Any:
@@ -232,6 +237,8 @@ def _reduce(self: torch.nn.Module, protocol: Any) -> Any:
 
 
 def _rebuild(plain: type[torch.nn.Module]) -> torch.nn.Module:
+    if not issubclass(plain, torch.nn.Module):
+        raise pickle.UnpicklingError(f"{plain} is not a class of modules: the file is damaged")
     module = plain.__new__(plain)
     set_up()
     module.__class__ = _wrapped_class(plain)

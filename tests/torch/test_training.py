@@ -70,6 +70,14 @@ def test_a_module_can_be_copied_and_pickled() -> None:
     _close(pickle.loads(pickle.dumps(wrapped))(x), expected)
     buffer = io.BytesIO()
     torch.save(wrapped, buffer)
+    for safe in ([nn.Sequential, nn.Linear], [nn.Sequential, nn.Linear, nn.Tanh, nn.ReLU]):
+        buffer.seek(0)
+        with torch.serialization.safe_globals(safe):
+            if len(safe) == 2:
+                with pytest.raises(pickle.UnpicklingError, match="Tanh"):
+                    torch.load(buffer, weights_only=True)
+            else:
+                _close(torch.load(buffer, weights_only=True)(x), expected)
 
 
 def test_an_unwrapped_module_is_plain_pytorch() -> None:
