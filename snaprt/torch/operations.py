@@ -20,7 +20,7 @@ from torch.nn import functional, init
 from snaprt.errors import UsageError
 from snaprt.torch.lowering.device_names import means_ours
 from snaprt.torch.lowering.operators import CONSTANTS
-from snaprt.torch.lowering.views import VIEWS, mark_views, takes_copy
+from snaprt.torch.lowering.views import VIEWS, mark_views, moving_part, part_at, takes_copy
 from snaprt.torch.structure import by_position
 from snaprt.torch.tensors import (
     DTYPES,
@@ -148,18 +148,23 @@ def _run(
         args = [scalar(a) if type(a) is float else a for a in args]
         kwargs = {name: scalar(a) if type(a) is float else a for name, a in kwargs.items()}
     grad_mode = torch.is_grad_enabled() and not below_autograd and func not in _CONSTANT
-    arguments = arguments_of(args, kwargs, with_gradient=grad_mode)
+    run, given = func, args
+    if func is _T.__getitem__ and not is_tracing():
+        moving = moving_part(*args)
+        if moving is not None:
+            run, given = part_at, moving
+    arguments = arguments_of(given, kwargs, with_gradient=grad_mode)
     tensors, structure, kinds, needed, first = arguments
     if is_tracing():  # where they would be constants from then on
         refuse_constants(tensors)
     autocast = None if below_autograd else autocast_type()
-    key = (func, structure, kinds, needed, autocast, first)
+    key = (run, structure, kinds, needed, autocast, first)
     trace = _traces.get(key)
     if trace is None:
         if len(_traces) >= _MAX_TRACES:
             _traces.clear()
         name = _name(func)
-        function = _OPERATORS.get(func, func)
+        function = _OPERATORS.get(run, run)
         with torch.set_grad_enabled(grad_mode):
             trace = Traced(function, structure, NO_STATE, needed, autocast, name, first)
     result = trace.call(tensors)

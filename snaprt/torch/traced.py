@@ -841,7 +841,7 @@ def _asks_nobody(*_: Any) -> bool:
 
 def _call(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.Tensor.__getitem__:
-        args = (args[0], as_index(args[1]))
+        args = (args[0], as_index(args[1], args[0].shape))
         if hasattr(args[0], "jax") and not takes_copy(args[1]):
             return slice_of(*args)
     of_numbers = numbers.call_of(func, args, kwargs)

@@ -13,6 +13,7 @@ from torch import nn
 
 import snaprt
 import snaprt.torch
+from snaprt import metrics
 from snaprt.errors import UsageError
 
 Function = Callable[[torch.Tensor], Any]
@@ -376,3 +377,53 @@ def test_a_wrapped_function_does_not_write_to_a_tensor_of_the_cpu() -> None:
     for write in (total.add_, lambda x: total.__setitem__(0, x[0]), lambda x: total.copy_(x)):
         with pytest.raises(UsageError, match="a CPU tensor"):
             snaprt.torch.wrap(lambda x, write=write: [write(x), x][1])(x)
+
+
+OUTSIDE: list[Any] = [5, -6, (0, 3), (..., 3), [1, 5], ([0, 1], [2, -4])]
+
+
+@pytest.mark.parametrize("index", OUTSIDE)
+def test_an_index_out_of_bounds_is_an_error_as_in_pytorch(index: Any) -> None:
+    plain = torch.zeros(5, 3)
+    ours = plain.to(snaprt.torch.device())
+
+    def message(run: Callable[[], object]) -> str:
+        with pytest.raises(IndexError) as caught:
+            run()
+        return str(caught.value).splitlines()[0]
+
+    expected = message(lambda: plain[index])
+    assert message(lambda: ours[index]) == expected
+    assert message(lambda: snaprt.torch.wrap(lambda x: x[index])(ours)) == expected
+    assert "out of bounds" in message(lambda: ours.__setitem__(index, 1.0))
+    assert not ours.any()
+
+
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_an_index_that_moves_is_one_program(is_lazy: bool) -> None:
+    plain = torch.arange(400.0).reshape(100, 4).requires_grad_()
+    ours: Any = plain.detach().to(snaprt.torch.device()).requires_grad_()
+    late = 0
+    with snaprt.torch.lazy() if is_lazy else contextlib.nullcontext():
+        for i in range(0, 90, 3):
+            if i == 45:
+                late = metrics.counter_value("UncachedCompile") or 0
+            for x in (ours, plain):
+                parts = (x[i : i + 5], x[i], x[i, 2], x[-i - 1, 1:3], x[i : i + 2, -1], x[:, 1][i])
+                torch.stack([part.square().sum() for part in parts]).sum().backward()
+            snaprt.mark_step()
+            torch.testing.assert_close(ours[i].cpu(), plain[i])
+    torch.testing.assert_close(ours.grad.cpu(), plain.grad)
+    assert (metrics.counter_value("UncachedCompile") or 0) == late
+
+
+def test_a_view_by_an_index_that_moves_shows_the_memory_of_its_base() -> None:
+    plain = torch.zeros(40, 3)
+    ours = plain.to(snaprt.torch.device())
+    for i in range(20):
+        for x in (ours, plain):
+            x[i][1] = i
+            part = x[i : i + 2]
+            part += 1
+            x[i : i + 3, 0] = part[0, 1]
+    assert ours.tolist() == plain.tolist()

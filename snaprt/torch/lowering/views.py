@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, Final
 
 import jax
@@ -22,6 +23,7 @@ from snaprt.torch.lowering import versions
 from snaprt.torch.lowering.numbers import with_bounds
 from snaprt.torch.lowering.slopes import straight_through
 from snaprt.torch.tensors import DTYPES, Part, Tensor, View, constant_of
+from snaprt.trace.array import send
 
 _T = torch.Tensor
 
@@ -114,7 +116,7 @@ def watch_views() -> None:
     set_item = kind.__setitem__
 
     def set_part(tensor: Any, index: Any, value: Any) -> None:
-        set_item(tensor, _of_trace(as_index(index)), _of_trace(value))
+        set_item(tensor, _of_trace(as_index(index, tensor.shape)), _of_trace(value))
 
     kind.__setitem__ = set_part
     kind.__deepcopy__ = lambda tensor, _: tensor.clone()
@@ -239,14 +241,46 @@ def _at(places: Callable[[], list[torch.Tensor | None]], index: int) -> torch.Te
     return places()[index]
 
 
-def as_index(index: Any) -> Any:
-    """Return an index with lists of numbers in a tuple, and with numbers as bounds of slices."""
+def as_index(index: Any, shape: Sequence[int]) -> Any:
+    """Return an index with lists of numbers in a tuple, and with numbers as bounds of slices.
+
+    Raises:
+        IndexError: A number is out of bounds, for which JAX takes the nearest that is not.
+    """
     parts = index if type(index) is tuple else (index,)
     if type(index) is list and any(_is_part(item) for item in index):
-        parts = tuple(index)
-    elif not any(isinstance(part, (*_LISTS, slice)) for part in parts):
-        return index
-    return tuple([with_bounds(_as_list(part)) for part in parts])
+        index = parts = tuple(index)
+    elif any(isinstance(part, (*_LISTS, slice)) for part in parts):
+        index = parts = tuple([with_bounds(_as_list(part)) for part in parts])
+    widths = [*map(_axes_of, parts)]
+    axis = 0
+    for part, width in zip(parts, widths, strict=True):
+        if part is ...:
+            axis += len(shape) - sum(widths)
+            continue
+        for number in _numbers_in(part) if axis < len(shape) else ():
+            if not -shape[axis] <= number < shape[axis]:
+                raise IndexError(
+                    f"index {number} is out of bounds for dimension {axis} with size {shape[axis]}"
+                )
+        axis += width
+    return index
+
+
+def _axes_of(part: Any) -> int:
+    """Return how many axes of a tensor a part of an index stands for."""
+    if part is None or part is ... or isinstance(part, bool):
+        return 0
+    flags = isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+    return part.ndim if flags else 1
+
+
+def _numbers_in(part: Any) -> list[int]:
+    if isinstance(part, int | np.integer) and not isinstance(part, bool):
+        return [int(part)]
+    if type(part) is list:
+        return [number for each in part for number in _numbers_in(each)]
+    return []
 
 
 def _as_list(part: Any) -> Any:
@@ -260,6 +294,57 @@ def slice_of(tensor: Any, index: Any) -> Any:
     result = versions.torchax().tensor.Tensor(tensor.jax()[index], tensor._env)
     note_views(_T.__getitem__, (tensor, index), {}, result)
     return result
+
+
+_MAX_FIXED: Final = 8
+_fixed: dict[Any, set[tuple[int, ...]]] = {}  # the starts that have been part of a program
+
+
+def moving_part(tensor: torch.Tensor, index: Any) -> tuple[Any, ...] | None:
+    """Return the arguments of `part_at` for an index that moves, as one of batches does in a loop.
+
+    A program of its own for each start is faster, while there are few.
+
+    Returns:
+        The arguments; None for any other index.
+    """
+    parts = index if type(index) is tuple else (index,)
+    shape = tensor.box.array.shape if isinstance(tensor, Tensor) else ()
+    if len(parts) > len(shape):
+        return None
+    starts, sizes, kept = [0] * len(shape), [*shape], [True] * len(shape)
+    for axis, part in enumerate(parts):
+        if type(part) is int and -shape[axis] <= part < shape[axis]:
+            starts[axis], sizes[axis], kept[axis] = part % shape[axis], 1, False
+        elif type(part) is slice and {*map(type, (part.start, part.stop))} <= {int, NoneType}:
+            first, end, step = part.indices(shape[axis]) if part.step in (None, 1) else (0, 0, 0)
+            if step != 1 or end <= first:
+                return None
+            starts[axis], sizes[axis] = first, end - first
+        else:
+            return None
+    if len(_fixed) > _MAX_FIXED * 128:
+        _fixed.clear()
+    fixed = _fixed.setdefault((shape, *sizes, *kept), set())
+    if len(fixed) < _MAX_FIXED:
+        fixed.add((*starts,))
+    if (*starts,) in fixed:
+        return None
+    return tensor, (*sizes,), (*kept,), Tensor(send(np.array(starts, np.int32)))
+
+
+def part_at(tensor: Any, sizes: Sequence[int], kept: Sequence[bool], starts: Any) -> Any:
+    """Return a part of a tensor of torchax that begins where a tensor says.
+
+    Args:
+        tensor: The tensor.
+        sizes: Of the part, along each axis.
+        kept: Which axes the result has; others have the size 1.
+        starts: An int32 vector, one for each axis.
+    """
+    part = jax.lax.dynamic_slice(tensor.jax(), [*starts.jax()], sizes)
+    shape = [size for size, is_kept in zip(sizes, kept, strict=True) if is_kept]
+    return versions.torchax().tensor.Tensor(part.reshape(shape), tensor._env)
 
 
 def takes_copy(index: Any) -> bool:
