@@ -127,9 +127,9 @@ def written(
     if write_more is not None:
         writers.append(write_more)
     refused: list[SnaprtError] = []
-    for one in writers:
+    for write_one in writers:
         try:
-            one()
+            write_one()
         except SnaprtError as error:
             refused.append(error)
     yield
