@@ -226,11 +226,18 @@ class LazyArray(jaxapi.ArrayOfTrace):
         return set(devices) or self.sharding.device_set
 
     def __iter__(self) -> Iterator[Any]:
-        if self.ndim and self.committed and len(self.devices()) > 1:
+        if not self.ndim:
+            return super().__iter__()  # an error
+        return self._elements()  # nothing is computed before one is asked for
+
+    def _elements(self) -> Iterator[Any]:
+        if self.committed and len(self.devices()) > 1:
             value = self.materialize("iter")
             with jaxapi.evaluating():
-                return iter(list(value))  # as eager JAX: from the host
-        return super().__iter__()
+                elements = list(value)  # as eager JAX: from the host
+            yield from elements
+        else:
+            yield from super().__iter__()
 
     def platform(self) -> str:
         """Return the kind of the devices that the value lies on, such as ``"cpu"``."""

@@ -273,3 +273,14 @@ def test_orbax_saves_and_restores_lazy_arrays_inside_and_outside_of_the_scope(tm
     assert inside["weights"].tolist() == [0.0, 2.0, 4.0]
     assert outside["weights"].tolist() == [1.0, 3.0, 5.0]
     assert inside["steps"] == outside["steps"] == 4
+
+
+def test_who_asks_whether_an_array_can_be_iterated_computes_nothing():
+    sliced = snaprt.metrics.counter_value("xla::slice")
+    with snaprt.lazy():
+        x = jnp.arange(3.0) * 2
+        assert np.iterable(x)
+        assert not np.iterable(jnp.float32(1) * 2)
+        snaprt.mark_step()
+        assert snaprt.metrics.counter_value("xla::slice") == sliced
+        assert [float(element) for element in x] == [0, 2, 4]
