@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt import settings
-from snaprt.host.whole_files import going_on_without_room, remedy_sentence, writing
+from snaprt.host.whole_files import going_on_without_room, refused, writing
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
@@ -95,13 +95,8 @@ class _LogFile(logging.FileHandler):
         """Say once what the system refused."""
         if self.baseFilename not in _asked.complaints:
             _asked.complaints.add(self.baseFilename)
-            advice = remedy_sentence(error, "set SNAPRT_LOG_FILE to another file")
-            reason = error.strerror or error
             with contextlib.suppress(Exception):  # standard error may be closed or full too
-                print(
-                    f"SNAPRT_LOG_FILE: cannot write to {self.baseFilename}: {reason}. {advice}",
-                    file=sys.stderr,
-                )
+                print(refused("SNAPRT_LOG_FILE", self.baseFilename, error, "file"), file=sys.stderr)
 
     def close(self) -> None:
         """Close the file, even where what it still holds cannot be written."""

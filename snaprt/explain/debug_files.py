@@ -28,7 +28,7 @@ from snaprt.explain.nodes import (
     shown_nodes,
 )
 from snaprt.graph.program import Program
-from snaprt.host.whole_files import going_on_without_room, remedy_sentence, writing
+from snaprt.host.whole_files import going_on_without_room, refused, writing
 from snaprt.runtime.events import Compilation, Cut, Execution, Subscriber
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing
@@ -75,13 +75,7 @@ class AppendedFile:
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            _log.warning(
-                "%s: cannot write to %s: %s. %s",
-                self._variable,
-                self.path,
-                error.strerror or error,
-                remedy_sentence(error, f"set {self._variable} to another file"),
-            )
+            _log.warning("%s", refused(self._variable, self.path, error, "file"))
 
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -44,7 +44,7 @@ from snaprt.explain.nodes import (
 )
 from snaprt.host.whole_files import (
     going_on_without_room,
-    remedy_sentence,
+    refused,
     write_whole,
     writing,
 )
@@ -534,12 +534,8 @@ class TraceFolder(Subscriber):
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            _log.warning(
-                "SNAPRT_TRACE: cannot write to %s: %s. %s",
-                self._claimed or self._path,
-                error.strerror or error,
-                remedy_sentence(error, "set SNAPRT_TRACE to another folder"),
-            )
+            folder = self._claimed or self._path
+            _log.warning("%s", refused("SNAPRT_TRACE", folder, error, "folder"))
 
 
 def _claim(path: Path) -> Path:

@@ -156,6 +156,19 @@ def remedy_sentence(error: OSError, elsewhere: str) -> str:
     return f"{hint[:1].upper()}{hint[1:]}."
 
 
+def refused(variable: str, path: str | Path, error: OSError, kind: str) -> str:
+    """Return what is said where the file or folder that a variable names cannot be written.
+
+    Args:
+        variable: The variable.
+        path: What it names.
+        error: How the system refused.
+        kind: What to set it to another one of: ``file`` or ``folder``.
+    """
+    advice = remedy_sentence(error, f"set {variable} to another {kind}")
+    return f"{variable}: cannot write to {path}: {error.strerror or error}. {advice}"
+
+
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 TOO_LARGE: Final = (*NO_SPACE, errno.EFBIG)
 
