@@ -295,14 +295,12 @@ class Calls:
             *(self._name, first, leaves),
         )
         generators = variables.states_of_generators()
-        numbers = torch.get_rng_state()
         try:
             result = _assign(variables, assigned, trace.call(tensors))
         except ConstantError as error:
             attributes = snapshot.attributes_of(error.tensor)
             if attributes <= self._read:
                 raise
-            torch.set_rng_state(numbers)
             self._read |= attributes
             self._snapshots.remove(snapshot)
             return self.run(original, module, args, kwargs)

@@ -39,6 +39,7 @@ from snaprt.torch.lowering.views import (
 )
 from snaprt.torch.structure import Structure, argument_names, by_position, flatten, unflatten
 from snaprt.torch.tensors import (
+    ConstantError,
     Tensor,
     array_of,
     constant_of,
@@ -156,16 +157,23 @@ class Traced:
             return self._run(tensors, draw_key() if self._draws else no_key())
         with lock:
             generator, drawn = torch.get_rng_state(), _source.drawn
+
+            def forget_draw() -> None:
+                torch.set_rng_state(generator)
+                _source.drawn = drawn
+
             key = draw_key()
             try:
                 result = self._run(tensors, key)
             except _WritesToConstantError:  # which then depends on the variables
                 self._vary([*self._variables, *self._written.values()])
                 result = self._run(tensors, key)
+            except ConstantError:  # nothing was computed: the caller may trace it in another way
+                forget_draw()
+                raise
             self._is_traced = True
             if not self._draws:
-                torch.set_rng_state(generator)
-                _source.drawn = drawn
+                forget_draw()
         return result
 
     def _vary(self, variables: Sequence[int]) -> None:
