@@ -268,7 +268,7 @@ class _Function:
             self.kinds.clear()
         kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
         self.kinds[kind] = entry, alive
-        if executable.number != self.first or not jaxapi.has_jit_entry(flat):
+        if executable.number != self.first or not jaxapi.has_jit_entry(flat.args[flat.captured :]):
             self.first = -1
         self.only = entry if self.first == executable.number else None
         self.entries = jaxapi.jit_entries(self.again) - is_relaxed
@@ -283,7 +283,8 @@ class _Call(Sequence[Any]):
         self,
         executable: JitExecutable,
         flat: jaxapi.FlatCall | None = None,
-        unflattened: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
+        unflattened: tuple[_Function, Any, Any, jaxapi.FlatCall | None, Sequence[Any]]
+        | None = None,
     ) -> None:
         """Take the call as JAX lowers it, or what to make that of."""
         self.executable = executable
@@ -295,19 +296,19 @@ class _Call(Sequence[Any]):
         """Return the call as JAX lowers it."""
         if self._flat is None:
             assert self._unflattened is not None
-            function, args, kwargs, like = self._unflattened
+            function, args, kwargs, like, leaves = self._unflattened
             self._flat = (
                 jaxapi.flatten_jit_call(function.fun, function.info, args, kwargs)
                 if like is None
-                else replace(like, args=jaxapi.leaves_of_jit_call(function.info, args, kwargs))
+                else replace(like, args=tuple(leaves))
             )
         return self._flat
 
     def _arguments(self) -> Sequence[Any]:
         if self._flat is None and self._unflattened is not None:
-            function, args, kwargs, like = self._unflattened
+            like, leaves = self._unflattened[3:]
             if like is not None:  # the arguments alone, which takes half the time
-                return jaxapi.leaves_of_jit_call(function.info, args, kwargs)
+                return leaves
         return self.flat().args
 
     def inputs(self) -> Sequence[Any]:
@@ -394,8 +395,13 @@ class _Watcher:
         try:
             function = self._functions.get(id(info)) or self._meet(fun, info)
             entry = function.known(args, kwargs, is_relaxed=is_relaxed)
-            if entry is not None and not _is_recorded() and not repro.is_asked_for():
-                return run_followed(entry.executable, function.again, args, kwargs)
+            leaves: Sequence[Any] = ()
+            if entry is not None:
+                if not _is_recorded() and not repro.is_asked_for():
+                    return run_followed(entry.executable, function.again, args, kwargs)
+                leaves = jaxapi.leaves_of_jit_call(info, args, kwargs)
+                if function.only is not None and not jaxapi.has_jit_entry(leaves):
+                    entry = None  # it may run another program than all others so far
             flat = None
             if entry is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
@@ -412,7 +418,7 @@ class _Watcher:
                 call = _Call(executable, flat)
             else:
                 executable, like = entry
-                call = _Call(executable, None, (function, args, kwargs, like))
+                call = _Call(executable, None, (function, args, kwargs, like, leaves))
             changed = self._changed(call)
             try:
                 if changed is not None:

@@ -250,6 +250,20 @@ def test_calls_with_float0_are_told_apart_by_their_static_arguments(dump: Path) 
     assert [programs.count(program) for program in dict.fromkeys(programs)] == [2, 1]
 
 
+@pytest.mark.parametrize(
+    "unlike", [lambda: jax.new_ref(jnp.ones(2)), lambda: np.zeros(2, jax.dtypes.float0)]
+)
+def test_what_jax_has_no_entry_for_is_no_call_of_the_program_of_arrays(
+    dump: Path, unlike: Callable[[], Any]
+) -> None:
+    scale = jax.jit(lambda first, value, by: value * by, static_argnums=2)
+    with snaprt.record(folder=dump):
+        for first, by in ((x, 2), (x, 2), (unlike(), 3), (unlike(), 4), (x, 2)):
+            scale(first, x, by)
+    programs = [one.manifest.execution.executable for one in recorded(dump)]
+    assert [programs.count(program) for program in dict.fromkeys(programs)] == [3, 1, 1]
+
+
 def test_callbacks_happen_once_and_in_order(dump: Path, capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[float] = []
 

@@ -90,10 +90,10 @@ def leaves_of_results(results: Any) -> list[Any]:
     return _tree_util.default_registry.flatten(results)[0]
 
 
-def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> Sequence[Any]:
     """Return the arguments of a call of a function that captured nothing, as JAX lowers it."""
     leaves = parse_jit_call(info, args, kwargs)[1]
-    return tuple(leaves if are_arrays(leaves) else map(_core.full_lower, leaves))
+    return leaves if are_arrays(leaves) else tuple(map(_core.full_lower, leaves))
 
 
 def are_arrays(values: Sequence[Any]) -> bool:
@@ -109,13 +109,17 @@ def behind_reference(value: Any) -> Any:
     return value._refs._buf if isinstance(value, _core.Ref) else value
 
 
-def has_jit_entry(call: FlatCall) -> bool:
+def has_jit_entry(leaves: Sequence[Any]) -> bool:
     """Return whether JAX makes an entry for a call that is unlike those before.
 
     C++ knows neither references nor values of no bytes, and makes none where there are some.
+
+    Args:
+        leaves: Of the arguments of the call; static ones left out.
     """
-    leaves = call.args[call.captured :]
-    return not any(isinstance(leaf, _core.Ref) or has_no_values(typeof(leaf)) for leaf in leaves)
+    return are_arrays(leaves) or not any(
+        isinstance(leaf, _core.Ref) or has_no_values(typeof(leaf)) for leaf in leaves
+    )
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
