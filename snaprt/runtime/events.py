@@ -194,6 +194,11 @@ def listeners() -> Listeners:
     return _listeners
 
 
+def is_followed() -> bool:
+    """Return whether `run_followed` has more to do than to run."""
+    return watched() is not None or told() is not None or jaxapi.is_profiled()
+
+
 def run_followed(
     executable: pending.RecordedExecutable, run: Callable[..., _Results], args: Any, kwargs: Any
 ) -> _Results:

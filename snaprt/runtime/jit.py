@@ -32,7 +32,7 @@ from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.runtime import repro, resting
-from snaprt.runtime.events import run_followed
+from snaprt.runtime.events import is_followed, run_followed
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
 from snaprt.snapshot.recorder.plan import (
@@ -44,7 +44,12 @@ from snaprt.snapshot.recorder.plan import (
 )
 from snaprt.snapshot.recorder.progress import is_watched_closely
 from snaprt.snapshot.recorder.ranks.sharing import tell_plan
-from snaprt.snapshot.recorder.record import Recorder, Resting, process_recorder
+from snaprt.snapshot.recorder.record import (
+    LeftToTheEnd,
+    Recorder,
+    Resting,
+    process_recorder,
+)
 
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256
@@ -396,11 +401,14 @@ class _Watcher:
             function = self._functions.get(id(info)) or self._meet(fun, info)
             entry = function.known(args, kwargs, is_relaxed=is_relaxed)
             leaves: Sequence[Any] = ()
+            known = None
             if entry is not None:
                 if not _is_recorded() and not repro.is_asked_for():
                     return run_followed(entry.executable, function.again, args, kwargs)
-                leaves = jaxapi.leaves_of_jit_call(info, args, kwargs)
-                if function.only is not None and not jaxapi.has_jit_entry(leaves):
+                leaves, are_arrays = jaxapi.leaves_of_jit_call(info, args, kwargs)
+                if are_arrays:
+                    known = self._left_to_the_end(function, entry.executable)
+                elif function.only is not None and not jaxapi.has_jit_entry(leaves):
                     entry = None  # it may run another program than all others so far
             flat = None
             if entry is None:
@@ -419,9 +427,13 @@ class _Watcher:
             else:
                 executable, like = entry
                 call = _Call(executable, None, (function, args, kwargs, like, leaves))
-            changed = self._changed(call)
             try:
-                if changed is not None:
+                changed = None if known is not None else self._changed(call)
+                if known is not None:
+                    results = self._run_held(
+                        known, executable, leaves, function.again, args, kwargs
+                    )
+                elif changed is not None:
                     run_changed = functools.partial(self._run_changed, changed)
                     results = jaxapi.with_keys_checked(call.flat(), run_changed)
                     results = call.flat().unflatten(results)
@@ -438,7 +450,48 @@ class _Watcher:
                 function.ran(executable, flat, args, kwargs, is_relaxed=is_relaxed)
         finally:
             jaxapi.resume_watch()
-        self._relax(function, executable)
+        if known is None:
+            self._relax(function, executable)
+        else:
+            resting.relax()
+        return results
+
+    def _left_to_the_end(
+        self, function: _Function, executable: JitExecutable
+    ) -> LeftToTheEnd | None:
+        """Return what is known of a call with arrays, if its end alone decides what is wanted."""
+        module = executable.module
+        if (
+            module.kept_arguments is None
+            or not module.has_all_results
+            or not executable.is_compiled
+            or function.thread != threading.get_ident()
+            or is_followed()
+            or repro.is_asked_for()
+        ):
+            return None
+        return self._recorder.left_to_the_end(executable)
+
+    def _run_held(
+        self,
+        known: LeftToTheEnd,
+        executable: JitExecutable,
+        leaves: Sequence[Any],
+        run: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """Run an execution whose end alone decides: what `_run` does, without asking each time."""
+        kept = executable.module.kept_arguments
+        assert kept is not None
+        token = self._recorder.hold(known, [leaves[number] for number in kept])
+        try:
+            results = run(*args, **kwargs)
+        except Exception as error:
+            raise_if_interrupted(error)
+            self._recorder.failed(token, error)
+            raise
+        self._hand_over(token, executable, jaxapi.leaves_of_results(results), has_compiled=False)
         return results
 
     def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
@@ -598,21 +651,24 @@ class _Watcher:
             repro.after_failure(stage, call.executable, call, error)
             raise
         if token is not None:
-            self._record_outputs(token, call, results, has_compiled=is_new)
+            outputs = call.outputs(jaxapi.leaves_of_results(results))
+            self._hand_over(token, call.executable, outputs, has_compiled=is_new)
         if is_repro_asked_for:
             repro.after_run(call.executable, call)
         return results
 
-    def _record_outputs(self, token: Any, call: _Call, results: Any, *, has_compiled: bool) -> None:
-        outputs = call.outputs(jaxapi.leaves_of_results(results))
-        if len(outputs) == len(call.executable.output_names):
-            flag = outputs[-1] if call.executable.is_watched else None
+    def _hand_over(
+        self, token: Any, executable: JitExecutable, outputs: Sequence[Any], *, has_compiled: bool
+    ) -> None:
+        """Hand the outputs of an execution to the recorder."""
+        if len(outputs) == len(executable.output_names):
+            flag = outputs[-1] if executable.is_watched else None
             self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
         else:
             _log.error(
                 "the outputs of %s are not recorded: the arrays of one of its result classes "
                 "differ from its constructor's",
-                call.executable.name,
+                executable.name,
             )
 
 

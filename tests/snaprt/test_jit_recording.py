@@ -918,3 +918,52 @@ def test_a_recorded_call_does_not_see_what_is_written_to_its_arguments_afterward
             np.testing.assert_array_equal(found, expected)
     for snapshot in recorded(dump):
         assert np.array_equal(snapshot.array(array_names(snapshot)[0]), np.full((64, 64), 0.5))
+
+
+@pytest.mark.parametrize("keep_last", [0, 2])
+def test_a_call_that_fails_after_others_is_recorded_with_what_it_was_called_with(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, keep_last: int
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD_KEEP_LAST", str(keep_last))
+
+    def refuse(value: Any) -> Any:
+        if value[0] > 3:
+            raise ValueError("too large")
+        return value
+
+    @jax.jit
+    def step(unused: Any, state: Any) -> Any:
+        return {"state": jax.pure_callback(refuse, state["state"], state["state"]) + 1}
+
+    def train() -> None:
+        state = {"state": jnp.zeros(2)}
+        for _ in range(9):
+            state = jax.block_until_ready(step(x, state))
+
+    errors = (ValueError, jax.errors.JaxRuntimeError)
+    with snaprt.record(when="error", folder=dump), pytest.raises(errors, match="too large"):
+        train()
+    inputs = {one.manifest.execution.execution_count: one for one in recorded(dump)}
+    assert sorted(inputs) == list(range(5 - max(keep_last, 1), 5))
+    for count, snapshot in inputs.items():
+        assert snapshot.array("state['state']").tolist() == [count, count]
+    assert "too large" in inputs[4].manifest.execution.error
+
+
+def test_what_the_flight_recorder_holds_of_calls_outlives_donation_and_deletion(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD_KEEP_LAST", "3")
+    step, take = (
+        jax.jit(lambda state: state + 1),
+        jax.jit(lambda state: state * 2, donate_argnums=0),
+    )
+    states = [jnp.zeros(8)]
+    with snaprt.record(when="error", folder=dump):
+        for _ in range(6):
+            states.append(step(states[-1]))
+        jax.block_until_ready(take(states[4]))
+        states[5].delete()
+        snaprt.dump_now()
+    held = [one.array(array_names(one)[0])[0] for one in recorded(dump)]
+    assert held == [4.0, 5.0, 4.0]

@@ -90,10 +90,16 @@ def leaves_of_results(results: Any) -> list[Any]:
     return _tree_util.default_registry.flatten(results)[0]
 
 
-def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> Sequence[Any]:
-    """Return the arguments of a call of a function that captured nothing, as JAX lowers it."""
+def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Sequence[Any], bool]:
+    """Return the arguments of a call of a function that captured nothing, as JAX lowers it.
+
+    Returns:
+        The arguments; and whether all are JAX's arrays, as `are_arrays` says.
+    """
     leaves = parse_jit_call(info, args, kwargs)[1]
-    return leaves if are_arrays(leaves) else tuple(map(_core.full_lower, leaves))
+    if are_arrays(leaves):
+        return leaves, True
+    return tuple(map(_core.full_lower, leaves)), False
 
 
 def are_arrays(values: Sequence[Any]) -> bool:
@@ -117,9 +123,7 @@ def has_jit_entry(leaves: Sequence[Any]) -> bool:
     Args:
         leaves: Of the arguments of the call; static ones left out.
     """
-    return are_arrays(leaves) or not any(
-        isinstance(leaf, _core.Ref) or has_no_values(typeof(leaf)) for leaf in leaves
-    )
+    return not any(isinstance(leaf, _core.Ref) or has_no_values(typeof(leaf)) for leaf in leaves)
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:

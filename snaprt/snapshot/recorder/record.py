@@ -80,6 +80,7 @@ class _History:
     watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
     never_rests: Plan | None = None  # the plan for which each execution is to be told
+    held: tuple[Plan | None, LeftToTheEnd | None] = (None, None)  # under that plan
 
     @property
     def executions(self) -> int:
@@ -100,6 +101,18 @@ class Resting:
         for condition, graph_id in self.until.passing:
             wants_next |= condition.pass_by(graph_id)
         return wants_next
+
+
+@dataclass(frozen=True, eq=False)
+class LeftToTheEnd:
+    """What is known of all executions of an executable of which only the end decides."""
+
+    executable: RecordedExecutable
+    plan: Plan
+    history: _History
+    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
+    conditions: tuple[Condition, ...]
+    limit: float  # nanoseconds after which it matters that one has not ended
 
 
 _Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, float]
@@ -215,6 +228,37 @@ class Recorder:
         )
         return Resting(history.counter, until) if until.execution > count else None
 
+    def left_to_the_end(self, executable: RecordedExecutable) -> LeftToTheEnd | None:
+        """Return what `hold` needs for the next execution of one that has run.
+
+        Returns:
+            None where `before` is to judge each: more than its end decides, it may be changed, or
+            its inputs are copied first.
+        """
+        history = self._histories.get(executable.number)
+        if history is None:
+            return None
+        plan = current_plan()
+        judged, known = history.held
+        if judged is not plan:
+            known = None if plan is None else self._judge_held(plan, executable, history)
+            history.held = plan, known
+        return known if records_all() else None
+
+    def _judge_held(
+        self, plan: Plan, executable: RecordedExecutable, history: _History
+    ) -> LeftToTheEnd | None:
+        if executable.donated or plan.wants_flag or plan.stops or plan.hold != "device":
+            return None
+        conditions = self._prospect(plan, executable).conditions
+        if not (conditions or plan.keep_last):
+            return None
+        if not all(condition.is_left_to_the_end() for condition in conditions):
+            return None
+        devices = self._devices(executable, 0, history)
+        limit = shortest_limit(conditions)
+        return LeftToTheEnd(executable, plan, history, devices, conditions, limit)
+
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
         return max((history.executions for history in self._histories.values()), default=0)
@@ -287,6 +331,32 @@ class Recorder:
         except Exception as error:
             self.writer.complain(error)
             return None
+
+    def hold(self, known: LeftToTheEnd, inputs: list[jax.Array]) -> HeldExecution:
+        """See an execution begin as `before` does, where `left_to_the_end` still holds of it.
+
+        Args:
+            known: What that has just returned.
+            inputs: The arrays that go in, all of JAX's own class; becomes the recorder's.
+        """
+        count = next(known.history.counter)
+        self._watch.look()
+        execution = HeldExecution(
+            known.executable,
+            known.plan,
+            self._moment(known.plan, known.executable, count, self._step()),
+            known.devices,
+            inputs,
+            known.conditions,
+            known.limit,
+            time.perf_counter_ns(),
+            time.time(),
+        )
+        try:
+            self._keep(execution)
+        except Exception as error:
+            self.writer.complain(error)
+        return execution
 
     def after(
         self,
