@@ -236,7 +236,7 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "lazy",
-        r"^transfer_guard_test.*::test_(simple|disallow_all|disallow_explicit_device_to_device)$",
+        r"^transfer_guard_test.*::test_(simple|nesting|mixed_nesting|disallow_\w+)$",
         "a host scalar is a part of a program, and what nobody reads is never transferred",
     ),
     ("lazy", r"test_fwd_and_bwd$", "jax.no_tracing() refuses every call of a jitted function"),
