@@ -9,6 +9,7 @@ from typing import Any
 
 from snaprt import jaxapi, settings
 from snaprt.errors import UsageError
+from snaprt.host.collector import collect_again
 from snaprt.runtime.step import left_with, run_effects, thread_trace
 from snaprt.trace.lazy_trace import LazyTrace
 from snaprt.trace.modes import choose_eager, current_modes
@@ -79,6 +80,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         jaxapi.set_thread_trace(outer)
         try:
             if not isinstance(outer, LazyTrace):
+                collect_again()
                 run_effects("scope_end")
         except Exception:
             if error is None:

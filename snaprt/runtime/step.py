@@ -25,6 +25,7 @@ from snaprt.compile.lower import refused
 from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
+from snaprt.host.collector import collect_again
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
@@ -311,6 +312,7 @@ def _run(
     plan = recording.point.plans.get(key)
     path = None
     if plan is None:
+        collect_again()  # the path is new, and ends here
         path = recording.point.operations()
         ends = trace.pacer.ends_of(path) if is_automatic else ()
         places = modes.places_in_modules

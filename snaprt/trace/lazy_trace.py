@@ -18,6 +18,7 @@ import jax
 from snaprt import jaxapi, metrics
 from snaprt.graph.operation import Evaluation, Operation, operation
 from snaprt.graph.program import Literal, Placement, literal
+from snaprt.host.collector import collect_seldom
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
@@ -328,6 +329,7 @@ class LazyTrace(jaxapi.Trace):
                 )
             ):
                 return "devices"
+            collect_seldom()  # until the path that is new has ended
             next_point = point.with_operation(
                 what,
                 primitive,

@@ -2,8 +2,10 @@
 
 import gc
 
+import jax.numpy as jnp
 import pytest
 
+from snaprt import lazy, mark_step
 from snaprt.host.collector import collecting_seldom
 
 
@@ -59,3 +61,22 @@ def test_garbage_in_cycles_is_still_freed():
     finally:
         gc.callbacks.pop()
     assert sum(info["collected"] for phase, info in collections if phase == "stop") > 10_000
+
+
+def test_collections_are_fewer_while_a_lazy_path_is_new():
+    thresholds = []
+    with lazy():
+        for _ in range(2):
+            y = jnp.expm1(jnp.ones(3)) * 41.5
+            thresholds.append(gc.get_threshold()[0])
+            mark_step()
+            thresholds.append(gc.get_threshold()[0])
+            del y
+    assert thresholds == [50_000, 700, 700, 700]
+
+
+def test_a_new_path_that_nothing_reads_ends_with_its_scope():
+    with lazy():
+        jnp.log1p(jnp.ones(5)) * 43.5
+        assert gc.get_threshold()[0] == 50_000
+    assert gc.get_threshold()[0] == 700
