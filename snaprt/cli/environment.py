@@ -16,35 +16,37 @@ from snaprt.cli.main import did_you_mean
 
 
 @click.command("help")
-@click.argument("topic", required=False)
+@click.argument("topic", nargs=-1)
 @output.json_option
 @click.pass_context
-def command(context: click.Context, topic: str | None, as_json: bool) -> None:
+def command(context: click.Context, topic: tuple[str, ...], as_json: bool) -> None:
     """Print help on TOPIC: a command, or `environment` for the environment variables.
 
     \b
     Example:
       snaprt help replay
+      snaprt help cache stats
       snaprt help environment
     """
-    if topic == "environment":
+    if topic == ("environment",):
         _emit_environment() if as_json else _print_environment()
         return
     if as_json:
         raise click.UsageError("--json only works with `snaprt help environment`", context)
-    group = context.find_root()
-    if topic is None:
-        click.echo(group.get_help())
-        return
-    assert isinstance(group.command, click.Group)
-    subject = group.command.get_command(group, topic)
-    if subject is None:
-        names = ["environment", *group.command.list_commands(group)]
-        raise click.UsageError(
-            f"no such command or topic: {topic!r}.{did_you_mean(topic, names)}", group
-        )
-    with click.Context(subject, info_name=topic, parent=group) as about:
-        click.echo(subject.get_help(about))
+    about = context.find_root()
+    topics = ["environment"]
+    for word in topic:
+        group, subject = about.command, None
+        if isinstance(group, click.Group):
+            topics += group.list_commands(about)
+            subject = group.get_command(about, word)
+        if subject is None:
+            raise click.UsageError(
+                f"no such command or topic: {' '.join(topic)!r}.{did_you_mean(word, topics)}",
+                context.find_root(),
+            )
+        about, topics = click.Context(subject, info_name=word, parent=about), []
+    click.echo(about.command.get_help(about))
 
 
 def _print_environment() -> None:

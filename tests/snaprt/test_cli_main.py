@@ -80,6 +80,7 @@ def test_the_help_lists_every_command(snaprt):
 
 def test_help_on_a_command_is_what_its_help_option_prints(snaprt):
     assert snaprt("help", "metrics").stdout == snaprt("metrics", "--help").stdout
+    assert snaprt("help", "cache", "stats").stdout == snaprt("cache", "stats", "--help").stdout
 
 
 def test_help_environment_shows_every_setting(snaprt):
@@ -121,6 +122,7 @@ def test_without_a_command_the_help_is_printed(snaprt, words):
         (("replya", "x.snap"), "replay"),
         (("cache", "sttas"), "stats"),
         (("help", "enviroment"), "environment"),
+        (("help", "cache", "stast"), "stats"),
         (("replay", "--comple-only", "x.snap"), "--compile-only"),
     ],
 )
