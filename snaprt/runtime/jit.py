@@ -489,9 +489,12 @@ class _Watcher:
             results = run(*args, **kwargs)
         except Exception as error:
             raise_if_interrupted(error)
-            self._recorder.failed(token, error)
+            if token is not None:
+                self._recorder.failed(token, error)
             raise
-        self._hand_over(token, executable, jaxapi.leaves_of_results(results), has_compiled=False)
+        if token is not None:
+            outputs = jaxapi.leaves_of_results(results)
+            self._hand_over(token, executable, outputs, has_compiled=False)
         return results
 
     def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:

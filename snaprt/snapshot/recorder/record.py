@@ -332,30 +332,34 @@ class Recorder:
             self.writer.complain(error)
             return None
 
-    def hold(self, known: LeftToTheEnd, inputs: list[jax.Array]) -> HeldExecution:
+    def hold(self, known: LeftToTheEnd, inputs: list[jax.Array]) -> HeldExecution | None:
         """See an execution begin as `before` does, where `left_to_the_end` still holds of it.
 
         Args:
             known: What that has just returned.
             inputs: The arrays that go in, all of JAX's own class; becomes the recorder's.
+
+        Returns:
+            None where it could not be held, which is logged.
         """
         count = next(known.history.counter)
-        self._watch.look()
-        execution = HeldExecution(
-            known.executable,
-            known.plan,
-            self._moment(known.plan, known.executable, count, self._step()),
-            known.devices,
-            inputs,
-            known.conditions,
-            known.limit,
-            time.perf_counter_ns(),
-            time.time(),
-        )
         try:
+            self._watch.look()
+            execution = HeldExecution(
+                known.executable,
+                known.plan,
+                self._moment(known.plan, known.executable, count, self._step()),
+                known.devices,
+                inputs,
+                known.conditions,
+                known.limit,
+                time.perf_counter_ns(),
+                time.time(),
+            )
             self._keep(execution)
         except Exception as error:
             self.writer.complain(error)
+            return None
         return execution
 
     def after(
