@@ -135,6 +135,16 @@ def test_threads_that_run_one_program_first_at_once_agree():
     assert len(set(results)) == 1
 
 
+def test_other_threads_call_a_jitted_function_that_closes_over_a_lazy_array_again_and_again():
+    with snaprt.lazy():
+        weights = jnp.arange(6.0).reshape(2, 3)
+        jitted = jax.jit(lambda x: (x @ weights).sum())
+        found = []
+        _in_threads(2, lambda _: found.extend(float(jitted(np.full(2, i, "f"))) for i in range(3)))
+        assert sorted(found) == [0, 0, 15, 15, 30, 30]
+    assert [float(jitted(np.full(2, i, "f"))) for i in range(3)] == [0, 15, 30]
+
+
 def _finish_the_background():
     done = threading.Event()
     snaprt.add_step_closure(done.set, run_async=True)

@@ -28,8 +28,7 @@ from snaprt.jaxapi.tracing.traces import (
 #: Infers the types of a call of a jitted function: JAX's own, before anybody asks.
 infer_jit: Any = _pjit._infer_params
 
-#: Makes the call whose types the former inferred.
-run_jit: Any = _pjit._run_python_pjit
+_run_jit: Any = _pjit._run_python_pjit
 
 #: Makes a call of the primitive ``jit``.
 run_jit_primitive: Any = _pjit.jit_p.impl
@@ -58,6 +57,15 @@ _AskBeforeJit = Callable[[Any, Any, Any, Any], MakeCall | None]
 _asked_before_jit: Mapping[Any, _AskBeforeJit] = {}  # replaced, for threads that look at it
 _asked_before_jit_lock = threading.Lock()
 _MADE_ELSEWHERE = object()
+
+
+def run_jit(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Make the call whose types `infer_jit` inferred, and return what C++ takes."""
+    done = _run_jit(inferred, flat, fun, args, kwargs)
+    if any(type(constant) in read_as_constants for constant in inferred.consts):
+        # It was traced as an operand, without which C++ would make the next call.
+        done = (*done[:5], None, *done[6:])
+    return done
 
 
 def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
@@ -94,7 +102,7 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
                 inferred = infer_jit(functools.partial(fun), info, args, kwargs)
             return inferred
 
-    @functools.wraps(run_jit)
+    @functools.wraps(_run_jit)
     def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         if flat is _MADE_ELSEWHERE:
             return inferred()
