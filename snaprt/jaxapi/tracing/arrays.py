@@ -15,13 +15,13 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import layout as _layout
 from jax._src.interpreters import pxla as _pxla
-from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng as _prng
 from jax._src.random.prng import PRNGKeyArray
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
 from snaprt.jaxapi.installation import Device
-from snaprt.jaxapi.settings import WITH_64_BITS, under_mesh, x64, x64_enabled
+from snaprt.jaxapi.settings import default_device
+from snaprt.jaxapi.tracing.shardings import single_device_sharding
 from snaprt.jaxapi.tracing.traces import evaluating
 
 ShapedArray = _core.ShapedArray
@@ -155,13 +155,24 @@ def to_device(value: Any) -> jax.Array:
     where these are off by now: the program was recorded while they were on.
     """
     aval = typeof(value)
-    with evaluating(), under_mesh(None), x64(x64_enabled() or aval.dtype in WITH_64_BITS):
-        array = jax.numpy.array(np.asarray(value), dtype=aval.dtype, copy=True)
-        if getattr(aval, "weak_type", False):
-            return jax.lax.convert_element_type_p.bind(
-                array, new_dtype=aval.dtype, weak_type=True, sharding=None
-            )
-        return array
+    kind = ShapedArray(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    sharding = single_device_sharding(default_device())
+    return _put(kind, sharding, np.asarray(value).astype(aval.dtype), is_committed=False)
+
+
+def put_on(device: Device, value: np.ndarray) -> jax.Array:
+    """Return an array on a device of any client; it may share the memory of ``value``."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return _put(ShapedArray(value.shape, value.dtype), sharding, value, is_committed=True)
+
+
+def _put(aval: Any, sharding: Any, value: np.ndarray, *, is_committed: bool) -> jax.Array:
+    # `jax.device_put` takes ten times as long to come here. It would narrow 64 bits.
+    (device,) = sharding.device_set
+    array: jax.Array = _pxla.batched_device_put(
+        aval, sharding, [value], [device], is_committed, enable_x64=True
+    )
+    return array
 
 
 def before_deleted(ask: Callable[[Any], None]) -> None:
@@ -241,18 +252,6 @@ def _default_format(array: Any) -> Any:
     shape = array.sharding.shard_shape(array.shape)
     layout = device.client.get_default_layout(array.dtype, shape, device)
     return _layout.Format(_layout.Layout.from_pjrt_layout(layout), array.sharding)
-
-
-def put_on(device: Device, value: np.ndarray) -> jax.Array:
-    """Return an array on a device of any client; it may share the memory of ``value``."""
-    with x64(True):  # or 64-bit values would be narrowed
-        array: jax.Array = _xla_client.batched_device_put(
-            ShapedArray(value.shape, value.dtype),
-            jax.sharding.SingleDeviceSharding(device),
-            [value],
-            [device],
-        )
-    return array
 
 
 _Tracer: Any = _core.Tracer
