@@ -65,6 +65,11 @@ MAX_POINTS = 200_000
 
 _of_thread = threading.local()
 
+# Held while arrays get their values and while a trace goes on with another recording.
+_changing = threading.RLock()
+
+_SECONDS_BETWEEN_TRIES = 0.01
+
 # The traces that effects are pending in; a thread that ends may leave some.
 _effects: set[LazyTrace] = set()
 
@@ -216,14 +221,27 @@ def _run_all_effects() -> None:
 
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
+    # XLA calls back in threads of its own, for which what has the lock may be waiting.
+    is_xlas = isinstance(threading.current_thread(), threading._DummyThread)
+    while not trace.lock.acquire(timeout=_SECONDS_BETWEEN_TRIES if is_xlas else -1):
+        if _run_meanwhile(trace, array, cause, listeners()):
+            break
+    else:
+        try:
+            _read_alone(trace, array, cause)
+        finally:
+            trace.lock.release()
+    if array.has_failed():
+        raise array._origin
+
+
+def _read_alone(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     with trace.exclusive():
         if array._value is None and not array.has_failed():  # another thread may be faster
             if trace.fullgraph:
                 raise graph_break(cause)
             _run(trace, [array], trace.recording.live_arrays(), cause, listeners())
             _forget(trace, MAX_POINTS)
-        if array.has_failed():
-            raise array._origin
 
 
 def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]) -> None:
@@ -258,6 +276,8 @@ def _grown(trace: LazyTrace) -> None:
 
 
 def _forget(trace: LazyTrace, most: int) -> None:
+    if trace.is_running:
+        return
     dead = trace.forget_paths(most)
     if dead:
         forget_programs(dead)
@@ -300,6 +320,10 @@ def _run(
     callbacks: Listeners,
 ) -> None:
     """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
+    if trace.is_running:  # this is a callback, or a handler of a signal
+        for array in () if targets is alive else targets:
+            _run_meanwhile(trace, array, cause, callbacks)
+        return
     modes = current_modes()
     trace.adopt(modes)
     recording = trace.recording
@@ -358,6 +382,41 @@ def _run(
             tell(cut)
 
 
+def _run_meanwhile(trace: LazyTrace, array: LazyArray, cause: str, callbacks: Listeners) -> bool:
+    """Compute ``array`` while other operations of ``trace`` run, as for a callback of theirs.
+
+    Returns:
+        Whether they still ran.
+
+    Raises:
+        ExecutionError: It is the result of an effect, which is not run twice, or of the callback.
+    """
+    with _changing:
+        if not trace.is_running:
+            return False
+        recording, result = trace.recording, array._result
+        if result is None:
+            return True
+        plan = plan_cut(recording, [result.number], [result.number], effects=False)
+    nodes = [node for part in plan.parts for node in part.nodes]
+    calling = frozenset(filter(_calls_back, nodes))
+    if any(node.effects or any(node in outer for outer in trace.calling) for node in calling):
+        raise ExecutionError(
+            f"a callback reads {array.aval.str_short()}, which an effect that is running computes",
+            hint="hand the array to the callback, or read it before the callback is called",
+        )
+    progress = _Progress(is_all=False, by_operation=False, names_operations=False)
+    trace.calling.append(calling)
+    try:
+        with jaxapi.evaluating_compiled():
+            for part in plan.parts:
+                program = part.program(recording, progress.values, donate=False)
+                _run_part(part, program, [array], progress, cause, False, callbacks, None)
+    finally:
+        trace.calling.remove(calling)
+    return True
+
+
 def _run_parts(
     trace: LazyTrace,
     plan: CutPlan,
@@ -372,6 +431,7 @@ def _run_parts(
     complete = False
     withheld = plan.may_donate and _withholds_donation()
     donate = progress.is_all and not withheld
+    trace.is_running = True
     try:
         with jaxapi.evaluating_compiled():
             for part in plan.parts:
@@ -384,11 +444,15 @@ def _run_parts(
         complete = plan.complete
     finally:
         _effects.discard(trace)
-        trace.begin(
-            None
-            if complete
-            else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
-        )
+        with _changing:
+            trace.is_running = False
+            trace.begin(
+                None
+                if complete
+                else carry_over(
+                    recording, trace.root, progress.done, progress.values, progress.failed
+                )
+            )
 
 
 class _FallsBackError(Exception):
@@ -525,12 +589,13 @@ def _run_part(
         tell(run_of_cut, results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
-    for index, (taker, value) in enumerate(zip(part.takers, results, strict=True)):
-        handle = DataHandle(kinds, index)
-        if taker >= 0:
-            alive[taker].settle(value, handle, executable)
-        if not progress.is_all:
-            progress.values[part.numbers[index]] = value, handle
+    with _changing:
+        for index, (taker, value) in enumerate(zip(part.takers, results, strict=True)):
+            handle = DataHandle(kinds, index)
+            if taker >= 0 and alive[taker]._value is None:  # else a callback has read it
+                alive[taker].settle(value, handle, executable)
+            if not progress.is_all:
+                progress.values[part.numbers[index]] = value, handle
 
 
 def _executable_for(

@@ -170,6 +170,7 @@ def plan_cut(
     targets: Iterable[int],
     alive: Sequence[int],
     *,
+    effects: bool = True,
     by_operation: bool = False,
     places: bool = False,
     ends: Sequence[int] = (),
@@ -184,12 +185,13 @@ def plan_cut(
         recording: What was recorded.
         targets: The results to compute.
         alive: All results that the user holds.
+        effects: Whether effects that are pending run as well.
         by_operation: Whether each operation is a program of its own.
         places: Whether programs differ where their operations stand elsewhere in the source.
         ends: The depths after which a program ends in any case.
     """
     path = recording.point.operations()
-    nodes = needed(path, set(targets), effects=True)
+    nodes = needed(path, set(targets), effects=effects)
     inside = set(nodes)
     produced = {result.number for node in nodes for result in node.results}
     later = [point for point in path if point not in inside]

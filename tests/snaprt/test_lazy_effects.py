@@ -1,5 +1,7 @@
 """Effects happen once and in order; errors name the line or the graph, and lose nothing."""
 
+import _thread
+import functools
 import threading
 import traceback
 
@@ -255,3 +257,54 @@ next(iterator)
 def test_a_scope_in_a_generator_may_be_open_when_the_program_ends():
     done = run_program(_SCOPE_IN_A_GENERATOR, fork=False)
     assert (done.stdout, done.stderr) == ("printed [2. 2.]\n", "")
+
+
+@pytest.mark.parametrize("reads", [lambda array: float(array), lambda array: float(array * 1)])
+def test_callbacks_read_arrays_that_are_pending_while_their_program_runs(reads):
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    log = []
+    with snaprt.lazy():
+        table = jnp.arange(4.0).sum() * 2
+        other = table + 1
+        for number in range(2):
+            io_callback(lambda v: log.append(v + reads(table)), None, table * number, ordered=True)
+        io_callback(lambda v: log.append(v + reads(other)), None, table, ordered=True)
+        looked_up = jax.pure_callback(lambda v: np.float32(v + reads(table)), scalar, other)
+        assert float(looked_up) == 25.0
+        snaprt.mark_step()
+        assert float(other) == 13.0
+    jax.effects_barrier()
+    assert log == [12.0, 24.0, 25.0]
+
+
+def test_a_callback_in_a_thread_of_xla_reads_while_the_program_waits_for_it():
+    found = []
+
+    def call_back(value):
+        done = threading.Event()
+
+        def read():  # in a thread that Python has not started
+            found.append(value + float(table))
+            done.set()
+
+        _thread.start_new_thread(read, ())
+        assert done.wait(60)
+
+    with snaprt.lazy():
+        table = jnp.arange(4.0).sum() * 2
+        io_callback(call_back, None, jnp.ones(()) * 3, ordered=True)
+        snaprt.mark_step(wait=True)
+        assert float(table) == 12.0
+    jax.effects_barrier()
+    assert found == [15.0]
+
+
+@pytest.mark.parametrize("call", [functools.partial(io_callback, ordered=True), jax.pure_callback])
+def test_a_callback_that_reads_what_it_computes_is_an_error(call):
+    held = {}
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    with snaprt.lazy():
+        held["sum"] = call(lambda: np.float32(held["sum"]), scalar) + 1
+        with pytest.raises(jax.errors.JaxRuntimeError, match="reads float32"):
+            float(held["sum"])
+        assert float(jnp.ones(()) * 2) == 2.0
