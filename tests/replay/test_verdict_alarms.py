@@ -34,7 +34,7 @@ def judged(kind: str, seed: int, folder: Path, workers: Workers) -> Judgement:
     return hold_trial(module, plain, flagged, workers=workers, inputs=inputs).judgement
 
 
-@pytest.mark.parametrize("kind", ["branches", "mlp", "order"])
+@pytest.mark.parametrize("kind", ["branches", "mlp", "order", "spectrum"])
 def test_a_correct_program_under_a_harmless_flag_is_not_called_wrong(
     kind: str, tmp_path: Path, workers: Workers
 ) -> None:

@@ -167,6 +167,12 @@ class _Rounding:
     def _replace(self, instruction: XlaMessage) -> None:
         kind = self._types.get(instruction.id)
         summed = instruction.opcode in _SUMMED
+        if instruction.opcode == "broadcast" and kind is not None:
+            # Else XLA computes the operand anew in the loop over the result, and LLVM takes
+            # exponential time to find out that it is the same for a whole vector (jaxlib 0.12).
+            (operand,) = self._operands(instruction)
+            if operand.opcode not in ("constant", "parameter"):
+                instruction.operand_ids[0] = self._new("opt-barrier", operand.shape, operand).id
         if kind is None or not (summed or instruction.opcode in _ROUNDED):
             self._instructions.append(instruction)
             return
