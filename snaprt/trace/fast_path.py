@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from snaprt import jaxapi
+from snaprt import jaxapi, metrics
 from snaprt.trace.array import LazyArray, send
-from snaprt.trace.recording import Recording
+from snaprt.trace.recording import DataHandle, Recording
 from snaprt.trace.trie import GRANULARITY, InputKind, Point, Result, Shortcut, met_kind
 
 _SCALARS = frozenset({bool, int, float})
@@ -253,20 +253,25 @@ def _wires(
                     return None
                 wires.append(operand.shortcut)
                 continue
-            else:
-                if what is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
-                    if id(operand) not in sent:
-                        sent[id(operand)] = send(operand)
-                    value = sent[id(operand)]
-                elif what in _CONCRETE:
-                    value = operand
-                else:
-                    return None
+            elif what is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
+                value = sent.get(id(operand))
+                if value is None:
+                    value = sent[id(operand)] = send(operand)
+                wire = input_wires.get(id(value))
+                if wire is None:
+                    kind = met_kind(value)
+                    kinds.append(kind)
+                    metrics.counter_add("CreateDataHandles")
+                    handles.append(DataHandle([kind], 0))  # nobody else has it: it may be donated
+            elif what in _CONCRETE:
+                value = operand
                 wire = input_wires.get(id(value))
                 if wire is None:
                     _refuse_deleted(value)
                     kinds.append(met_kind(value))
                     handles.append(None)
+            else:
+                return None
             if wire is None:
                 wire = input_wires[id(value)] = ~len(inputs)
                 inputs.append(value)
