@@ -202,6 +202,7 @@ def plan_cut(
     retained = set(output_numbers)
     split = _split_by_operation if by_operation else _split_by_placement
     takers = {number: taker for taker, number in enumerate(alive)}
+    ends = sorted({*ends, *_ends_between_effects(nodes)})
     groups = _split_at(nodes, ends, output_numbers) if ends else [nodes]
     split_groups = [part for group in groups for part in split(group, output_numbers)]
     parts = [_part(part, at, output_numbers, takers, recording) for part, at in split_groups]
@@ -214,6 +215,23 @@ def plan_cut(
     return CutPlan(
         tuple(parts), complete=not later, left=sum(point.evaluation.weight for point in later)
     )
+
+
+def _ends_between_effects(nodes: Sequence[Point]) -> list[int]:
+    """Return the depths after which effects of another kind follow.
+
+    Checked with jaxlib 0.12.0: XLA keeps the order of effects of one kind in a program, but runs
+    what `jax.debug.callback` calls before an `io_callback` that precedes it.
+    """
+    ends: list[int] = []
+    latest: set[type] = set()
+    for node in nodes:
+        if node.effects:
+            kinds = {type(effect) for effect in node.effects}
+            if latest and kinds != latest:
+                ends.append(node.depth - 1)
+            latest = kinds
+    return ends
 
 
 def _split_at(

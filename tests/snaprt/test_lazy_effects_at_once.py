@@ -186,6 +186,19 @@ def test_unordered_callbacks_of_one_program_run_in_the_order_of_the_program(capf
     ]
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_callbacks_of_different_kinds_run_in_the_order_of_the_program(ordered):
+    log = []
+    with snaprt.lazy():
+        x = jnp.arange(4.0).sum()
+        for number in range(3):
+            io_callback(lambda v, n=number: log.append(("io", n)), None, x, ordered=ordered)
+            jax.debug.callback(lambda v, n=number: log.append(("debug", n)), x, ordered=ordered)
+        snaprt.mark_step(wait=True)
+    jax.effects_barrier()
+    assert log == [(kind, number) for number in range(3) for kind in ("io", "debug")]
+
+
 def test_a_loop_from_a_constant_with_an_ordered_callback_ends():
     def body(x):
         return io_callback(lambda v: v + 1, jax.ShapeDtypeStruct((), x.dtype), x, ordered=True)
