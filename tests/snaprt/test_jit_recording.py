@@ -967,3 +967,12 @@ def test_what_the_flight_recorder_holds_of_calls_outlives_donation_and_deletion(
         snaprt.dump_now()
     held = [one.array(array_names(one)[0])[0] for one in recorded(dump)]
     assert held == [4.0, 5.0, 4.0]
+
+
+def test_the_recorder_gets_ready_for_a_new_plan_though_it_knows_the_function(dump: Path) -> None:
+    step = jax.jit(lambda state: state + 1)
+    for folder in ("first", "second"):
+        with snaprt.record(when="error", folder=dump / folder):
+            for _ in range(3):
+                step(x)
+                assert process_recorder()._plan is plan.current_plan()

@@ -236,14 +236,15 @@ class Recorder:
             its inputs are copied first.
         """
         history = self._histories.get(executable.number)
-        if history is None:
-            return None
         plan = current_plan()
+        # `before` gets ready for a plan that is new.
+        if history is None or plan is None or plan is not self._plan or not records_all():
+            return None
         judged, known = history.held
         if judged is not plan:
-            known = None if plan is None else self._judge_held(plan, executable, history)
+            known = self._judge_held(plan, executable, history)
             history.held = plan, known
-        return known if records_all() else None
+        return known
 
     def _judge_held(
         self, plan: Plan, executable: RecordedExecutable, history: _History
