@@ -82,7 +82,8 @@ def _params_of_arrays(params: dict[str, Any]) -> dict[str, Any]:
 
 def run_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
     """Make a call of a jitted function as JAX does for C++."""
-    return run_jit(*infer_jit(fun, info, args, kwargs), fun, args, kwargs)[0]
+    inferred, flat = infer_jit(fun, info, args, kwargs)
+    return run_jit(inferred, flat, fun, args, kwargs)[0]
 
 
 def leaves_of_results(results: Any) -> list[Any]:
