@@ -389,7 +389,8 @@ def _run_meanwhile(trace: LazyTrace, array: LazyArray, cause: str, callbacks: Li
         Whether they still ran.
 
     Raises:
-        ExecutionError: It is the result of an effect, which is not run twice, or of the callback.
+        ExecutionError: It is the result of an effect, which is not run twice, or of the callback;
+            or what runs may have overwritten what it is computed from.
     """
     with _changing:
         if not trace.is_running:
@@ -401,20 +402,26 @@ def _run_meanwhile(trace: LazyTrace, array: LazyArray, cause: str, callbacks: Li
     nodes = [node for part in plan.parts for node in part.nodes]
     calling = frozenset(filter(_calls_back, nodes))
     if any(node.effects or any(node in outer for outer in trace.calling) for node in calling):
-        raise ExecutionError(
-            f"a callback reads {array.aval.str_short()}, which an effect that is running computes",
-            hint="hand the array to the callback, or read it before the callback is called",
-        )
+        raise _unreadable(array, "an effect that is running computes")
     progress = _Progress(is_all=False, by_operation=False, names_operations=False)
     trace.calling.append(calling)
     try:
         with jaxapi.evaluating_compiled():
             for part in plan.parts:
                 program = part.program(recording, progress.values, donate=False)
+                if any(id(value) in trace.given for value in program.inputs):
+                    raise _unreadable(array, "takes the place of what it is computed from")
                 _run_part(part, program, [array], progress, cause, False, callbacks, None)
     finally:
         trace.calling.remove(calling)
     return True
+
+
+def _unreadable(array: LazyArray, reason: str) -> ExecutionError:
+    return ExecutionError(
+        f"a callback reads {array.aval.str_short()}, which {reason}",
+        hint="hand the array to the callback, or read it before the callback is called",
+    )
 
 
 def _run_parts(
@@ -436,6 +443,7 @@ def _run_parts(
         with jaxapi.evaluating_compiled():
             for part in plan.parts:
                 program = part.program(recording, progress.values, donate)
+                trace.given = frozenset([id(program.inputs[index]) for index in program.free])
                 _run_part(part, program, alive, progress, cause, withheld, callbacks, cut)
                 for number in part.spent:
                     del progress.values[number]
@@ -445,7 +453,7 @@ def _run_parts(
     finally:
         _effects.discard(trace)
         with _changing:
-            trace.is_running = False
+            trace.is_running, trace.given = False, frozenset()
             trace.begin(
                 None
                 if complete

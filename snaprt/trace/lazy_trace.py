@@ -84,6 +84,7 @@ class LazyTrace(jaxapi.Trace):
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
         self.is_running = False  # whether who has the lock runs what was recorded
+        self.given: frozenset[int] = frozenset()  # the ids of the inputs that it may overwrite
         # The operations that call back of what runs meanwhile: see `snaprt.runtime.step`.
         self.calling: list[frozenset[Point]] = []
         self.unpacked: set[str] = set()  # the jitted functions of which no call is an operation

@@ -308,3 +308,24 @@ def test_a_callback_that_reads_what_it_computes_is_an_error(call):
         with pytest.raises(jax.errors.JaxRuntimeError, match="reads float32"):
             float(held["sum"])
         assert float(jnp.ones(()) * 2) == 2.0
+
+
+def test_a_callback_that_reads_what_overwrites_its_own_inputs_is_an_error():
+    held = {"w": jnp.ones((128, 128))}
+    log = []
+
+    def call_back(is_last):
+        if is_last:
+            log.append(float(held["w"][0, 0]))
+
+    @snaprt.lazy()
+    def train():
+        for number in range(9):
+            held["w"] = held["w"] * 0.5
+            io_callback(call_back, None, jnp.int32(number) == 8, ordered=True)
+            snaprt.mark_step(wait=True)
+        jax.effects_barrier()
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="takes the place"):
+        train()
+    assert log == []
