@@ -118,6 +118,10 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         for mode in ("recorded", "armed")
     ),
     ("recorded", r"::testBuffersAreFreedPromptly$", "arrays live until their snapshot is written"),
+    *(
+        (mode, r"::test_jit_reference_dropping$", "functions that are called again are held")
+        for mode in ("recorded", "armed")
+    ),
     ("cold", r"^compilation_cache_test", "the tests are of the cache whose place is taken"),
     ("warm", r"^compilation_cache_test", "the tests are of the cache whose place is taken"),
     (
@@ -238,6 +242,11 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         "lazy",
         r"^transfer_guard_test.*::test_(simple|nesting|mixed_nesting|disallow_\w+)$",
         "a host scalar is a part of a program, and what nobody reads is never transferred",
+    ),
+    (
+        "lazy",
+        r"KeyArrayTest::test_device_put_replicated$",
+        "a function that is no longer public takes no pending keys",
     ),
     ("lazy", r"test_fwd_and_bwd$", "jax.no_tracing() refuses every call of a jitted function"),
     (
