@@ -44,12 +44,7 @@ from snaprt.snapshot.recorder.plan import (
 )
 from snaprt.snapshot.recorder.progress import is_watched_closely
 from snaprt.snapshot.recorder.ranks.sharing import tell_plan
-from snaprt.snapshot.recorder.record import (
-    LeftToTheEnd,
-    Recorder,
-    Resting,
-    process_recorder,
-)
+from snaprt.snapshot.recorder.record import LeftToTheEnd, Recorder, Resting, process_recorder
 
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256
@@ -428,12 +423,11 @@ class _Watcher:
                 executable, like = entry
                 call = _Call(executable, None, (function, args, kwargs, like, leaves))
             try:
-                changed = None if known is not None else self._changed(call)
                 if known is not None:
                     results = self._run_held(
                         known, executable, leaves, function.again, args, kwargs
                     )
-                elif changed is not None:
+                elif (changed := self._changed(call)) is not None:
                     run_changed = functools.partial(self._run_changed, changed)
                     results = jaxapi.with_keys_checked(call.flat(), run_changed)
                     results = call.flat().unflatten(results)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -103,16 +103,13 @@ class Resting:
         return wants_next
 
 
-@dataclass(frozen=True, eq=False)
-class LeftToTheEnd:
+class LeftToTheEnd(NamedTuple):
     """What is known of all executions of an executable of which only the end decides."""
 
     executable: RecordedExecutable
     plan: Plan
+    hopes: Prospect
     history: _History
-    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
-    conditions: tuple[Condition, ...]
-    limit: float  # nanoseconds after which it matters that one has not ended
 
 
 _Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, float]
@@ -251,14 +248,12 @@ class Recorder:
     ) -> LeftToTheEnd | None:
         if executable.donated or plan.wants_flag or plan.stops or plan.hold != "device":
             return None
-        conditions = self._prospect(plan, executable).conditions
-        if not (conditions or plan.keep_last):
+        hopes = self._prospect(plan, executable)
+        if not (hopes.conditions or plan.keep_last):
             return None
-        if not all(condition.is_left_to_the_end() for condition in conditions):
+        if not all(condition.is_left_to_the_end() for condition in hopes.conditions):
             return None
-        devices = self._devices(executable, 0, history)
-        limit = shortest_limit(conditions)
-        return LeftToTheEnd(executable, plan, history, devices, conditions, limit)
+        return LeftToTheEnd(executable, plan, hopes, history)
 
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
@@ -338,7 +333,7 @@ class Recorder:
 
         Args:
             known: What that has just returned.
-            inputs: The arrays that go in, all of JAX's own class; becomes the recorder's.
+            inputs: The arrays that go in, all of JAX's own class.
 
         Returns:
             None where it could not be held, which is logged.
@@ -346,22 +341,10 @@ class Recorder:
         count = next(known.history.counter)
         try:
             self._watch.look()
-            execution = HeldExecution(
-                known.executable,
-                known.plan,
-                self._moment(known.plan, known.executable, count, self._step()),
-                known.devices,
-                inputs,
-                known.conditions,
-                known.limit,
-                time.perf_counter_ns(),
-                time.time(),
-            )
-            self._keep(execution)
+            return self._held((*known, inputs, count, time.perf_counter_ns(), time.time()))
         except Exception as error:
             self.writer.complain(error)
             return None
-        return execution
 
     def after(
         self,
@@ -582,7 +565,7 @@ class Recorder:
     def _held(self, token: HeldExecution | _Begun) -> HeldExecution:
         """Return an execution under way with all that is to be known of it.
 
-        The device is busy with it by now: what this takes, the program does not wait for.
+        After a call, the device is busy with it: what this takes, the program does not wait for.
         """
         if isinstance(token, HeldExecution):
             return token
