@@ -341,7 +341,9 @@ class Recorder:
         count = next(known.history.counter)
         try:
             self._watch.look()
-            return self._held((*known, inputs, count, time.perf_counter_ns(), time.time()))
+            executable, plan, hopes, history = known
+            began, now = time.perf_counter_ns(), time.time()
+            return self._held((executable, plan, hopes, history, inputs, count, began, now))
         except Exception as error:
             self.writer.complain(error)
             return None
