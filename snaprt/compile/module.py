@@ -36,6 +36,7 @@ class LoadedModule:
 
     parameters: tuple[_Type, ...]  # (shape, dtype) of each parameter of ``main``
     results: tuple[_Type, ...]  # (shape, dtype) of each result of ``main``
+    memories: tuple[str | None, ...]  # of each parameter; None: the device's own
     devices: tuple[jaxapi.Device, ...]  # where it runs, in the order of its partitions
     from_cache: bool  # whether the executable came from the persistent cache
     compile_seconds: float  # seconds spent on compiling or loading it
@@ -68,6 +69,26 @@ class LoadedModule:
             self.executable, self.devices, len(self.parameters), len(self.results)
         )
 
+    @cached_property
+    def _layouts(self) -> list[Any]:
+        parts = [
+            (sharding.shard_shape(shape), dtype)
+            for sharding, (shape, dtype) in zip(self._shardings[0], self.parameters, strict=True)
+        ]
+        return jaxapi.layouts_of_parameters(self.executable, parts, self.device)
+
+    def put(
+        self, number: int, value: Any, device: jaxapi.Device, *, may_alias: bool | None = None
+    ) -> jax.Array:
+        """Put what a device holds of a parameter there: as it has to lie, in its memory."""
+        return jaxapi.put_on_device(
+            value,
+            device,
+            layout=self._layouts[number],
+            memory=self.memories[number],
+            may_alias=may_alias,
+        )
+
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run once, on one device, and return the results as numpy arrays.
 
@@ -94,7 +115,9 @@ class LoadedModule:
         try:
             with jaxapi.x64(True):  # or JAX would make 32-bit arrays of 64-bit inputs
                 if len(self.devices) == 1:
-                    arrays = [jax.device_put(array, self.device) for array in inputs]
+                    arrays = [
+                        self.put(number, value, self.device) for number, value in enumerate(inputs)
+                    ]
                 else:
                     arrays = [self._spread(number, value) for number, value in enumerate(inputs)]
                 results = jaxapi.run_module(self.executable, arrays)
@@ -113,7 +136,12 @@ class LoadedModule:
         if isinstance(value, np.ndarray):
             places = jaxapi.places_of_sharding(sharding, shape)
             value = [value[places[device]] for device in self.devices]
-        parts = [jax.device_put(part, at) for part, at in zip(value, self.devices, strict=True)]
+        parts = [
+            self.put(number, part, device) for part, device in zip(value, self.devices, strict=True)
+        ]
+        memory = parts[0].sharding.memory_kind
+        if memory is not None:
+            sharding = sharding.with_memory_kind(memory)
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
@@ -197,6 +225,7 @@ def compile_partitioned(
     return LoadedModule(
         parameters=tuple(parameters),
         results=tuple(results),
+        memories=tuple(jaxapi.parameter_memories(module)),
         devices=tuple(devices),
         from_cache=obtained.from_cache,
         compile_seconds=time.perf_counter() - started,
@@ -244,7 +273,8 @@ def run_elsewhere(
         device: Of the kind that the program is compiled for.
 
     Returns:
-        The module's results: for PRNG keys their data, as the module has them.
+        The module's results: for PRNG keys their data, as the module has them. Laid out as usual:
+        JAX 0.10.2 moves others to another device and reads them wrong there.
 
     Raises:
         CompileError: The module cannot be compiled for the device.
@@ -252,9 +282,11 @@ def run_elsewhere(
     loaded = _loaded(program, device)
     with jaxapi.x64(True):
         arrays = [
-            jax.device_put(jaxapi.data_of_keys(array), device, may_alias=False) for array in inputs
+            loaded.put(number, jaxapi.data_of_keys(array), device, may_alias=False)
+            for number, array in enumerate(inputs)
         ]
-        return [shards[0] for shards in jaxapi.run_module(loaded.executable, arrays)]
+        results = [shards[0] for shards in jaxapi.run_module(loaded.executable, arrays)]
+        return jaxapi.with_default_layouts(results) or results
 
 
 @functools.lru_cache(maxsize=16)

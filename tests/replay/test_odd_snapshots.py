@@ -16,6 +16,7 @@ PROGRAM = """
 import sys
 import jax, jax.numpy as jnp, numpy as np, snaprt
 from jax.experimental import io_callback
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
 folder = sys.argv[1]
@@ -53,6 +54,14 @@ sharding = NamedSharding(jax.make_mesh((2,), ("d",)), PartitionSpec("d"))
 with snaprt.record(folder=folder + "/prints_sharded"):
     jax.jit(prints_sharded)(jax.device_put(np.arange(8.0, dtype=np.float32), sharding))
 jax.effects_barrier()
+rows = np.arange(24, dtype=np.float32).reshape(4, 6)
+one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+for name, place in ("laid_out", one), ("laid_out_sharded", sharding):
+    columns_first = Format(Layout((1, 0)), place)
+    with snaprt.record(folder=folder + "/" + name):
+        jax.jit(lambda x: (x * 2, jnp.cumsum(x, axis=1)), out_shardings=(columns_first, place))(
+            jax.device_put(rows, columns_first)
+        )
 with snaprt.record(folder=folder + "/nothing"):
     jax.jit(lambda: ())()
 with snaprt.record(folder=folder + "/named"):
@@ -74,6 +83,15 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inputs_of(folder: Path) -> Path:
     return min(folder.glob("*.inputs.snap"))
+
+
+@pytest.mark.parametrize("name", ["laid_out", "laid_out_sharded"])
+def test_what_its_program_wants_laid_out_otherwise_is_read_as_it_was(
+    snaprt: Command, odd: Path, name: str
+) -> None:
+    status, out, err = snaprt("replay", odd / name)
+    assert status == 0, err
+    assert "MATCH: all 2 outputs are identical, bit for bit" in out
 
 
 def test_an_execution_without_arrays_is_listed_as_such(snaprt: Command, odd: Path) -> None:

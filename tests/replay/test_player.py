@@ -17,6 +17,7 @@ from snaprt_replay.run.rerun import replay
 from snaprt_replay.run.variants.variants import Variant
 from snaprt_replay.run.workers import Workers
 
+from snaprt.compile.module import compile_module
 from snaprt.errors import CompileError, DeviceError, ExecutionError, UsageError
 
 Player = Callable[..., player.PlayResult]
@@ -118,6 +119,19 @@ def test_scalars_and_empty_arrays_keep_their_shape(play: Player, shape: tuple[in
     text = unary("f32", shape="".join(f"{size}x" for size in shape))
     (out,) = play(text_case(text, np.ones(shape, np.float32))).outputs
     assert out.shape == shape
+
+
+def test_a_parameter_lies_in_the_memory_that_its_program_names() -> None:
+    device = jax.devices()[0]
+    other = next(m.kind for m in device.addressable_memories() if m != device.default_memory())
+    loaded = compile_module(
+        f"""func.func @main(%a: tensor<2xf32> {{mhlo.memory_kind = "{other}"}}, %b: tensor<2xf32>)
+            -> tensor<2xf32> {{ return %b : tensor<2xf32> }}""",
+        device=device,
+    )
+    placed = [loaded.put(number, np.zeros(2, np.float32), device) for number in range(2)]
+    kinds = [array.sharding.memory_kind for array in placed]
+    assert kinds == [other, device.default_memory().kind]
 
 
 def test_a_crash_of_xla_is_an_error_that_quotes_it(workers: Workers) -> None:

@@ -336,6 +336,33 @@ def test_where_there_is_no_other_device_that_is_said(tmp_path: Path) -> None:
     assert files == []
 
 
+MEMORIES = """
+import jax, jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
+from jax.sharding import SingleDeviceSharding
+device = jax.devices()[0]
+own = device.default_memory().kind
+other = next(m.kind for m in device.addressable_memories() if m.kind != own)
+there = SingleDeviceSharding(device, memory_kind=other)
+columns_first = Format(Layout((1, 0)), SingleDeviceSharding(device))
+x = jax.device_put(jnp.arange(6.0).reshape(2, 3), columns_first)
+f = jax.jit(lambda x: (x * 2, x.sum(0), x + 1), out_shardings=(columns_first, None, there))
+g = jax.jit(lambda y: jax.device_put(y, SingleDeviceSharding(device)) @ y.T.reshape(3, 2))
+for _ in range(2):
+    print(f(x)[2].sharding.memory_kind == other, g(f(x)[0]).shape)
+"""
+
+
+def test_what_lies_in_another_memory_or_layout_runs_again_alike_elsewhere(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MEMORIES)
+    words = ["--when", "recheck=device", "--dump", str(tmp_path / "dump")]
+    done = run_program((*SNAPRT, "run", *words, "--", str(script)), devices=2)
+    assert done.stdout.split("\n")[:2] == ["True (2, 2)"] * 2
+    assert "Error" not in done.stderr
+    assert recorded(tmp_path / "dump") == []
+
+
 # What else reads it
 
 

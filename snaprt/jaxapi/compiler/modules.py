@@ -65,6 +65,22 @@ def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
     raise ValueError("the module has no function 'main'")
 
 
+def parameter_memories(module: Any) -> list[str | None]:
+    """Return the memory that each parameter of ``main`` lies in, ``None`` for the device's own.
+
+    As JAX writes it when it lowers; a program that is made from HLO names none.
+    """
+    main = next(operation for operation in module.body.operations if is_main(operation))
+    parameters = len(main.function_type.value.inputs)
+    if "arg_attrs" not in main.attributes:
+        return [None] * parameters
+    attributes = map(ir.DictAttr, ir.ArrayAttr(main.attributes["arg_attrs"]))
+    return [
+        ir.StringAttr(of["mhlo.memory_kind"]).value if "mhlo.memory_kind" in of else None
+        for of in attributes
+    ]
+
+
 def is_main(operation: Any) -> bool:
     """Return whether an MLIR operation is the function ``main``, with a body."""
     attributes = operation.attributes

@@ -249,9 +249,57 @@ def _is_laid_out_otherwise(array: Any) -> bool:
 
 def _default_format(array: Any) -> Any:
     device = next(iter(array.sharding.device_set))
-    shape = array.sharding.shard_shape(array.shape)
-    layout = device.client.get_default_layout(array.dtype, shape, device)
-    return _layout.Format(_layout.Layout.from_pjrt_layout(layout), array.sharding)
+    layout = _default_layout(device, array.sharding.shard_shape(array.shape), array.dtype)
+    return _layout.Format(layout, array.sharding)
+
+
+def _default_layout(device: Any, shape: Sequence[int], dtype: Any) -> _layout.Layout:
+    layout = device.client.get_default_layout(dtype, tuple(shape), device)
+    return _layout.Layout.from_pjrt_layout(layout)
+
+
+def layouts_of_parameters(
+    executable: Any, parts: Sequence[tuple[Sequence[int], np.dtype]], device: Device
+) -> list[Any]:
+    """Return how a loaded executable wants each parameter laid out, ``None`` for as usual.
+
+    Args:
+        executable: XLA takes its arguments in whatever layout they come, and reads them as if they
+            had the right one.
+        parts: The shape and dtype of what each device holds of each parameter.
+        device: One that it runs on.
+    """
+    wanted = executable.get_parameter_layouts()
+    if len(wanted) != len(parts):
+        return [None] * len(parts)  # a token is a parameter, too
+    layouts = map(_layout.Layout.from_pjrt_layout, wanted)
+    return [
+        None if layout == _default_layout(device, shape, dtype) else layout
+        for layout, (shape, dtype) in zip(layouts, parts, strict=True)
+    ]
+
+
+def put_on_device(
+    value: Any, device: Any, *, layout: Any, memory: str | None, may_alias: bool | None = None
+) -> jax.Array:
+    """Put an array on a device.
+
+    Args:
+        value: It.
+        device: Where to.
+        layout: How `layouts_of_parameters` says it must lie there.
+        memory: The kind of the memory; where the device has none of it, its default one.
+        may_alias: As `jax.device_put` takes it.
+    """
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    sharding = jax.sharding.SingleDeviceSharding(
+        device, memory_kind=memory if memory in kinds else None
+    )
+    # Step by step: JAX refuses to move an array and to lay it out at once, and 0.10.2 reads an
+    # array wrong that was laid out otherwise when it was moved.
+    (value,) = with_default_layouts([value]) or (value,)
+    array = jax.device_put(value, sharding, may_alias=may_alias)
+    return array if layout is None else jax.device_put(array, _layout.Format(layout, sharding))
 
 
 _Tracer: Any = _core.Tracer

@@ -138,9 +138,8 @@ def _alone() -> Iterator[None]:
 
 
 def _on_device(part: jax.Array, device: jaxapi.Device) -> jax.Array:
-    """Return a part that lies in the memory of the host, beside its device's, in the latter."""
-    kind = part.sharding.memory_kind
-    if device.platform == "cpu" or kind is None or not kind.endswith("host"):
+    """Return a part that lies in another memory than the device's own in the latter."""
+    if jaxapi.is_plain_sharding(part.sharding):
         return part
     return jax.device_put(part, jax.sharding.SingleDeviceSharding(device))
 
