@@ -335,10 +335,12 @@ def _run(
     key = (at_step, is_automatic, target_numbers, numbers, modes)
     plan = recording.point.plans.get(key)
     path = None
-    if plan is None:
+    if plan is None or plan.in_pieces:
         collect_again()  # the path is new, and ends here
         path = recording.point.operations()
         ends = trace.pacer.ends_of(path) if is_automatic else ()
+        # What is read once is not worth compiling whole, where its pieces are there.
+        pieces = () if at_step or plan else trace.pacer.ends_of_pieces(path)
         places = modes.places_in_modules
         with jaxapi.span("trace", operations=len(path)):
             plan = plan_cut(
@@ -347,13 +349,14 @@ def _run(
                 numbers,
                 by_operation=by_operation,
                 places=places,
-                ends=ends,
+                ends=pieces or ends,
+                in_pieces=bool(pieces),
             )
         recording.point.keep_plan(key, plan)
     if targets and not at_step and trace.pacer.runs_all(plan.left, recording.is_carried):
         _run_all_that_can(trace, alive, cause, callbacks)
         return
-    trace.pacer.was_cut(cause, path, recording.point.weight)
+    trace.pacer.was_cut(cause, None if plan.in_pieces else path, recording.point.weight)
     if not plan.parts:
         trace.begin()
         return

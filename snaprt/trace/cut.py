@@ -148,6 +148,7 @@ class CutPlan:
     parts: tuple[Part, ...]
     complete: bool  # whether nothing is left to do afterwards
     left: int = 0  # how many equations are
+    in_pieces: bool = False  # whether it runs once: the next cut here is to run another plan
 
     @cached_property
     def is_all(self) -> bool:
@@ -174,6 +175,7 @@ def plan_cut(
     by_operation: bool = False,
     places: bool = False,
     ends: Sequence[int] = (),
+    in_pieces: bool = False,
 ) -> CutPlan:
     """Return what to run so that the results of some numbers are there.
 
@@ -189,6 +191,7 @@ def plan_cut(
         by_operation: Whether each operation is a program of its own.
         places: Whether programs differ where their operations stand elsewhere in the source.
         ends: The depths after which a program ends in any case.
+        in_pieces: What the plan says of itself.
     """
     path = recording.point.operations()
     nodes = needed(path, set(targets), effects=effects)
@@ -213,7 +216,10 @@ def plan_cut(
         if places:
             part.places = tuple([node.place for node in part.nodes])
     return CutPlan(
-        tuple(parts), complete=not later, left=sum(point.evaluation.weight for point in later)
+        tuple(parts),
+        complete=not later,
+        left=sum(point.evaluation.weight for point in later),
+        in_pieces=in_pieces,
     )
 
 

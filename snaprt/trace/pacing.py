@@ -43,7 +43,7 @@ _MAX_ENDS: Final = 256
 
 #: After so many cuts around operations of JAX's own that stand alone, an iteration becomes one
 #: program: by then, running it in pieces has cost about what XLA takes to compile it whole.
-_JOIN_AFTER: Final = 2048
+_JOIN_AFTER: Final = 1024
 
 #: How many more cuts are looked at to find the iteration.
 _JOIN_LOOK: Final = 128
@@ -231,10 +231,13 @@ class Pacer:
             ):
                 ends.append(point.depth)
                 weight, work = point.weight, point.work
-        for index, point in enumerate(path):
-            if self.stands_alone(point.primitive, point.params):
-                ends += [path[index - 1].depth, point.depth] if index else [point.depth]
-        return sorted(set(ends))
+        alone = [self.stands_alone(point.primitive, point.params) for point in path]
+        return sorted({*ends, *_around(path, alone)})
+
+    def ends_of_pieces(self, path: Sequence[Point]) -> list[int]:
+        """Return where `path` was cut before its iteration became one program, as `ends_of`."""
+        joined = [_identity(point.primitive, point.params) in self._joined for point in path]
+        return _around(path, joined)
 
     def runs_all(self, left: int, is_carried: bool) -> bool:
         """Return whether a read runs all that is pending, and not only what it needs."""
@@ -307,6 +310,12 @@ class Pacer:
             if len(self._ends) > _MAX_ENDS:
                 self._ends = {end[0]: endings}
             endings.append(end)
+
+
+def _around(path: Sequence[Point], alone: Sequence[bool]) -> list[int]:
+    """Return the depths before and after the operations of a path that are ``alone``."""
+    depths = [point.depth for point, is_alone in zip(path, alone, strict=True) if is_alone]
+    return sorted({*depths, *(depth - 1 for depth in depths)})
 
 
 def _identity(primitive: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:

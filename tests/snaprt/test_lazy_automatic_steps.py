@@ -304,16 +304,16 @@ def test_what_draws_random_numbers_is_compiled_once_whatever_stands_around_it():
     assert counts.compiled <= 20  # twelve of them are the sums of other lengths
 
 
-def walk(rounds, reads=0, odd=0):
+def walk(rounds, reads=0, odd=0, walkers=16):
     """Return a random walk's places; read it, and draw once more, every so many rounds."""
-    key, place = jax.random.key(0), jnp.zeros((16, 2))
+    key, place = jax.random.key(0), jnp.zeros((walkers, 2))
     read = []
     for number in range(1, rounds + 1):
         key, first, second = jax.random.split(key, 3)
-        place = place + 0.1 * jax.random.normal(first, (16, 2))
-        place = jnp.where(jax.random.uniform(second, (16, 1)) < 0.1, 0.0, place)
+        place = place + 0.1 * jax.random.normal(first, (walkers, 2))
+        place = jnp.where(jax.random.uniform(second, (walkers, 1)) < 0.1, 0.0, place)
         if odd and number % odd == 0:
-            place = place + jax.random.normal(second, (16, 2))
+            place = place + jax.random.normal(second, (walkers, 2))
         if reads and number % reads == 0:
             read.append(float(place.sum()))
     return [*read, *np.asarray(place).ravel().tolist()]
@@ -346,6 +346,21 @@ def test_a_long_loop_that_draws_random_numbers_becomes_one_program_a_round(
     assert first.graphs < 400 * 3
     assert then.graphs < 400 * 1.5, then
     assert then.compiled <= most_new, then
+
+
+def test_what_is_read_once_after_such_a_loop_runs_in_the_pieces_that_are_there(joins_soon):
+    def run():
+        compiled = []
+        for rounds in (40, 400, 400, 400):
+            with counting() as counts:
+                walk(rounds, walkers=13)
+            compiled.append(counts.compiled)
+        return compiled
+
+    _, joined, again, last = in_new_thread(run)
+    assert joined == 1  # the iteration
+    assert 1 <= again <= 2  # what is read
+    assert last == 0
 
 
 def test_a_loop_whose_rounds_all_differ_goes_back_to_small_programs(joins_soon, monkeypatch):
