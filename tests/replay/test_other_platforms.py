@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from programs import SNAPRT, run_program
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.load import load
 from snaprt_replay.run.devices import find_device
@@ -33,6 +35,18 @@ def test_a_mismatch_says_that_a_gpu_multiplies_in_tf32() -> None:
     assert result.mismatch
     (said,) = (warning for warning in result.warnings if "TF32" in warning)
     assert "record with JAX_DEFAULT_MATMUL_PRECISION=highest" in said
+
+
+def test_the_sum_of_a_folder_says_so_once(tmp_path: Path) -> None:
+    for name in "ab":
+        for role in "inputs", "outputs":
+            shutil.copy(
+                ON_H100.with_name(f"h100-experts.{role}.snap"), tmp_path / f"{name}.{role}.snap"
+            )
+    done = run_program((*SNAPRT, "replay", str(tmp_path)), status=1)
+    said = " ".join(done.stdout.split())
+    assert said.count("in TF32") == 1, said
+    assert "warning: 2 of 2 files: a GPU multiplies float32 in TF32" in said
 
 
 @pytest.mark.parametrize("variant", ["op-by-op", "cpu", "tpu-precision=highest"])

@@ -195,6 +195,11 @@ def _on_low_precision(case: Case, played: PlayResult, variant: Variant) -> list[
         if platform == recorded
         else f"compare with --a {platform},matmul-precision=highest --b recorded"
     )
+    if recorded == here == "gpu":
+        instead += (
+            "; XLA chooses the same kernels if you record and replay with "
+            "XLA_FLAGS=--xla_gpu_deterministic_ops=true"
+        )
     return [
         f"a {platform.upper()} multiplies float32 {_LOW_PRECISION[platform]} unless the program "
         "asks for more, and XLA may choose another kernel each time it compiles: differences of "

@@ -255,7 +255,7 @@ def command(
         elif len(in_order) > 1:
             if not is_batch:
                 output.console.print()
-            formats.show_sum(in_order)
+            formats.show_sum(in_order, alone=is_batch)
         elif is_batch:
             formats.show(in_order[0])
     context.exit(formats.status_of(in_order))

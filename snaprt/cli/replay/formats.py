@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -229,10 +230,19 @@ _SUM: Final[Columns[Report]] = (
 )
 
 
-def show_sum(reports: Sequence[Report]) -> None:
-    """Print one row for each report, and how many there are of each verdict."""
+_MOST_WARNINGS: Final = 10
+
+
+def show_sum(reports: Sequence[Report], *, alone: bool = False) -> None:
+    """Print one row for each report, and how many there are of each verdict.
+
+    ``alone`` means that nothing else is printed of them: their warnings follow the rows.
+    """
     output.console.print(FittedTable.of(reports, _SUM))
     output.console.print()
+    warnings = Counter(warning for report in reports for warning in report.warnings if alone)
+    for warning, count in warnings.most_common(_MOST_WARNINGS):
+        output.console.print(f"warning: {count} of {len(reports)} files: {shown.sentence(warning)}")
     words = [report.headline.word for report in reports]
     counts = [f"{words.count(word)} {word}" for word in sorted(set(words))]
     output.console.print(f"{len(reports)} files: {', '.join(counts)}")
