@@ -75,12 +75,24 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
         ):
             return call_compiled(*args, **kwargs)
         compiled: Any = args[0]
-        leaves, tree = _tree_util.tracing_registry.flatten((args[1:], kwargs))
         make = getattr(compiled, "snaprt_ahead", None)
         ahead = None if make is None else make()
-        if ahead is not None and not _is_taken(ahead, leaves, tree):
-            return call_compiled(*args, **kwargs)  # which raises, in JAX's words
         name = "a compiled program" if ahead is None else ahead.like.params["name"]
+        if compiled._params.is_high:
+            # JAX takes values apart into arrays, and makes others of those that come out.
+            params, run = compiled._params, compiled._params.executable.call
+
+            def call_with_arrays(*arrays: Any) -> Any:
+                leaves = arrays[len(params.const_args) :]
+                if ahead is not None and not _is_taken(ahead, leaves):
+                    return run(*arrays)
+                return watcher(name, ahead, leaves, run, arrays, {})
+
+            executable = SimpleNamespace(call=call_with_arrays)
+            return compiled.call(params._replace(executable=executable), *args[1:], **kwargs)[0]
+        leaves, tree = _tree_util.tracing_registry.flatten((args[1:], kwargs))
+        if ahead is not None and not (tree == ahead.lowered.in_tree and _is_taken(ahead, leaves)):
+            return call_compiled(*args, **kwargs)  # which raises, in JAX's words
         return watcher(name, ahead, leaves, call_compiled, args, kwargs)
 
     stages: Any = jax.stages
@@ -88,13 +100,13 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
     stages.Compiled.__call__ = call
 
 
-def _is_taken(ahead: CompiledAhead, leaves: Any, tree: Any) -> bool:
-    """Return whether these are arguments of a structure, shapes and dtypes that it takes."""
+def _is_taken(ahead: CompiledAhead, leaves: Any) -> bool:
+    """Return whether these are arguments of shapes and dtypes that it takes."""
     try:
         actual = [(kind.shape, kind.dtype) for kind in map(jax.typeof, leaves)]
     except (TypeError, ValueError):  # not an array
         return False
-    return actual == ahead.kinds and tree == ahead.lowered.in_tree
+    return actual == ahead.kinds
 
 
 def _ahead(lowered: Any, compiled: Any, options: Any, devices: Any) -> CompiledAhead | None:
