@@ -87,6 +87,12 @@ def graphs():
     names = ("UncachedCompile", "CachedCompile")
     return sum(metrics.counter_value(name) or 0 for name in names)
 
+# Where a host array is sent is no matter of the mesh under which the process first sends one.
+with jax.set_mesh(explicit), snaprt.lazy():
+    assert (jnp.arange(8.0) + np.ones(8)).sharding.mesh == explicit
+with snaprt.lazy():
+    assert (jnp.arange(8.0) + np.ones(8)).sharding == free.sharding
+
 with snaprt.lazy():
     # One operation, at one point of a path, under meshes that differ in their devices alone.
     found = []

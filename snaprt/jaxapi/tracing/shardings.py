@@ -18,13 +18,14 @@ from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue
 from jaxlib.mlir import ir
 
 from snaprt.jaxapi.installation import Device, device_list
+from snaprt.jaxapi.settings import under_mesh
 from snaprt.jaxapi.tracing.traces import evaluating
 
 
 @functools.cache
 def single_device_sharding(device: Any) -> jax.sharding.Sharding:
     """Return the sharding of an array on ``device``; ``None`` means JAX's default device."""
-    with evaluating(), jax.default_device(device), jax.transfer_guard("allow"):
+    with evaluating(), under_mesh(None), jax.default_device(device), jax.transfer_guard("allow"):
         return jax.numpy.zeros(()).sharding
 
 
