@@ -377,7 +377,12 @@ class LazyTrace(jaxapi.Trace):
 
     def stage_value(self, val: Any) -> Any:
         """Lift a host value into an array; it is copied to the device at once."""
-        return val if isinstance(val, jax.Array) else send(val)
+        if isinstance(val, jax.Array):
+            return val
+        if jaxapi.concrete_mesh() is None:
+            return send(val)
+        staged = counted_transfer(lambda: [jaxapi.evaluate_call("stage_value", val)])
+        return staged[0]
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any

@@ -109,6 +109,9 @@ for name, mesh in meshes.items():
                 np.arange(8.0)
             ),
         ),
+        f"made of host values under {name}": under(
+            mesh, lambda: (jnp.array(2), jnp.asarray(np.arange(8.0)))
+        ),
         f"like another under {name}": under(mesh, lambda: jnp.zeros_like(split)),
         f"reshard under {name}": under(mesh, lambda: reshard(np.arange(8.0), P("d")) * 2),
         f"shard_map under {name}": under(
