@@ -245,6 +245,8 @@ def test_an_operation_that_jax_can_only_run_runs_at_once():
     with snaprt.lazy():
         np.testing.assert_array_equal(twice.bind(jnp.ones(3) * 2) + 1, [5, 5, 5])
         np.testing.assert_array_equal(jax.checkpoint(twice.bind)(jnp.ones(3) * 2), [4, 4, 4])
+        traced = jax.jit(twice.bind).trace(jnp.ones(3))
+        np.testing.assert_array_equal(traced(jnp.ones(3) * 2), [4, 4, 4])
 
 
 def note(log, value):

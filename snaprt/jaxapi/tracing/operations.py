@@ -207,13 +207,16 @@ def lowering_module(primitive: Any) -> str:
 def can_be_lowered(primitive: Any, params: Mapping[str, Any]) -> bool:
     """Return whether JAX can lower an operation for some platform, and not only run it.
 
-    Of those with jaxprs, JAX runs `jax.checkpoint` alone equation by equation.
+    Of those with jaxprs, JAX runs `jax.checkpoint` alone equation by equation, and since 0.11 what
+    was traced (`jax.jit(f).trace(x)`) and is called.
     """
-    if primitive is _ad_checkpoint.remat_p:
-        return all(
-            can_be_lowered(equation.primitive, equation.params) for equation in params["jaxpr"].eqns
-        )
+    if primitive is _ad_checkpoint.remat_p or getattr(primitive, "impl", None) is _RUN_EQUATIONS:
+        jaxpr = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+        return all(can_be_lowered(equation.primitive, equation.params) for equation in jaxpr.eqns)
     return any(primitive in table for table in _lowering_tables())
+
+
+_RUN_EQUATIONS: Any = getattr(getattr(_core, "eval_jaxpr_p", None), "impl", object())
 
 
 def _lowering_tables() -> tuple[Mapping[Any, Any], ...]:
