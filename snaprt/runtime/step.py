@@ -84,7 +84,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_full(LazyArray)
         jaxapi.teach_keys(LazyTrace)
         jaxapi.teach_trace_state(LazyTrace)
-        jaxapi.teach_compiled(LazyArray, read_for_executable)
+        jaxapi.teach_compiled(LazyArray, LazyTrace, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)
         _watch_checks()
         jaxapi.own_constants()

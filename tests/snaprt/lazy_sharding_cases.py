@@ -175,6 +175,9 @@ cases |= {
     "another layout": lambda: jax.device_put(square * 2, Format(Layout((1, 0)), places["auto"])),
     "two default devices": lambda: on_devices(lambda: free * 2, devices[3]) + jnp.ones(8),
     "lowered": lambda: jax.jit(jnp.sin).lower(split * 2).compile()(split * 2),
+    "compiled for several devices, called with what lies on one": lambda: (
+        jax.jit(jnp.sin, in_shardings=places["auto"]).lower(free).compile()(free * 2)
+    ),
     "axes of the operand's mesh": lambda: constrain(constrain(split * 2, P()) + 1, P("d")),
     "axes where the operand has none": lambda: constrain(free * 2, P("d")),
     "axes of another mesh": lambda: constrain(split * 2, P("e")),

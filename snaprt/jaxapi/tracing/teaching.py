@@ -52,11 +52,12 @@ def teach_device_get(kind: Any, read: Callable[[Any], Any]) -> None:
 
 
 @once
-def teach_compiled(kind: Any, read: Callable[[Any], jax.Array]) -> None:
+def teach_compiled(kind: Any, trace: Any, read: Callable[[Any], jax.Array]) -> None:
     """Let what `jax.stages.Lowered.compile` returns take the values of instances of ``kind``.
 
     JAX takes them for tracers, to which it refuses to apply a compiled function. Checked with jax
-    0.10.2 and 0.12.0: whatever is no plain array comes by this method.
+    0.10.2 and 0.12.0: whatever is no plain array comes by this method. Under a trace of type
+    ``trace``, too, its parts for several devices have to be values.
     """
     original: Any = jax.stages.Compiled.call
 
@@ -66,7 +67,9 @@ def teach_compiled(kind: Any, read: Callable[[Any], jax.Array]) -> None:
     @functools.wraps(original)
     def call(params: Any, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(value, (args, kwargs))
-        return original(params, *args, **kwargs)
+        is_lazy = type(current_trace_setting.value) is trace
+        with evaluating() if is_lazy else nullcontext():
+            return original(params, *args, **kwargs)
 
     jax.stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
 
