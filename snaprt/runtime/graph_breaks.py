@@ -138,6 +138,7 @@ BREAKS: Final[Mapping[str, Break]] = {
         "a derivative with respect to integers",
         "differentiate only with respect to floating-point arguments",
     ),
+    "abstract": Break("an argument that only describes an array", "pass an array"),
     "thread": Break(
         "another thread that uses x", "call mark_step before passing x to another thread"
     ),

@@ -283,6 +283,8 @@ class LazyTrace(jaxapi.Trace):
             return "float0"
         if isinstance(arg, jax.Array):
             return arg
+        if jaxapi.is_abstract(arg):
+            return "abstract"  # JAX refuses it, and names the argument
         return literal(arg) if jaxapi.host_literal(arg) else send(arg)
 
     def _next(

@@ -70,6 +70,19 @@ def test_what_cannot_be_lowered_is_no_obstacle_where_nothing_needs_it():
         np.testing.assert_array_equal(vain(vain(x)), [4, 4, 4])
 
 
+@pytest.mark.parametrize(
+    "function", [jnp.sin, jax.lax.sin, lambda x: jax.lax.add(jnp.ones(x.shape), x)]
+)
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_what_is_no_array_is_refused_in_the_words_of_jax(function, shape):
+    described = jax.ShapeDtypeStruct(shape, jnp.float32)
+    with pytest.raises(TypeError, match="is not a valid JAX type") as eager:
+        function(described)
+    with snaprt.lazy(), pytest.raises(TypeError) as lazy:
+        function(described)
+    assert str(lazy.value) == str(eager.value)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_callback_that_raises_takes_with_it_only_what_needs_its_result(ordered):
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)

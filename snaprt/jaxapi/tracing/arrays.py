@@ -32,6 +32,11 @@ def is_array_aval(aval: Any) -> bool:
     return isinstance(aval, ShapedArray)
 
 
+def is_abstract(value: Any) -> bool:
+    """Return whether ``value`` only describes an array, as `jax.ShapeDtypeStruct` does."""
+    return isinstance(value, jax.ShapeDtypeStruct | _core.AbstractValue)
+
+
 def has_no_values(aval: Any) -> bool:
     """Return whether ``aval`` is of the derivatives of integers, kept by JAX as numpy arrays."""
     return bool(aval.dtype == jax.dtypes.float0)
