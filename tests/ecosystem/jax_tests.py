@@ -79,8 +79,33 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         r"::(test_primitive_compilation_cache|test_single_device_lowering_cache_hit_diff_devices"
         r"|test_compilation_cache_miss_when_devices_change|test_cpp_layout_cache_miss"
         r"|test_eval_shape_jitted_fun_cache_hit"
-        r"|test_lowering_cache_hit_with_closed_over_constants_jit_\w+)$",
+        r"|test_lowering_cache_hit_with_closed_over_constants_(jit_\w+|scan_no_hoist|sharded)"
+        r"|test_lowering_cache_(hit_inputs_with_different_mesh|miss_different_devices_and_sharding)"
+        r"|test_cache_hit_pjit_lower_with_cpp_cache_miss|test_jit_submhlo_cached"
+        r"|test_different_devices_wsc_abstract_mesh_cache_hit|test_jaxpr_as_fun_fast_path"
+        r"|test_global_jit_cpp_cache_hit_out_shardings|test_jit_cpp_cache_obj_config"
+        r"|test_pjit_(different_device_recompilation|function_cache_cpp|out_sharding_preserved"
+        r"|no_global_cache_hit_axis_resources|single_device_sharding_(add|cache)"
+        r"|with_static_argnames_cpp_dispatch)"
+        r"|test_single_device_(add_single_compile|pjit_cpp_dispatch)"
+        r"|test_compilation_caching_pure)$",
         "JAX's own counters of its caches count other numbers",
+    ),
+    (
+        "lazy",
+        r"ArrayPjitTest::(test_partial_sharded_prng_key_inp|test_prng_sharding_propagation"
+        r"(_with_nested_jit)?)$",
+        "P('d') may stand for P('d', None)",
+    ),
+    (
+        "lazy",
+        r"ShardingInTypesTest::test_cet_unreduced$",
+        "JAX cannot send what was no array to where its program wants it unreduced",
+    ),
+    (
+        "lazy",
+        r"::test_closed_constants_at_top_level$",
+        "what a traced function closes over is equal in its jaxpr, and not the same object",
     ),
     (
         "lazy",
@@ -136,7 +161,9 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         r"test_deref_after_free_ref_raises|test_double_free_ref_raises|test_no_execution"
         r"|test_while_errors_if_same_ref_in_body_and_cond|test_unimplemented_interpreter_rules"
         r"|test_callback_with_wrong_(number_of_args|number_of_returned_values|shape_outputs)_pure"
-        r"|test_vmap_vectorized_callback_errors_if_returns_wrong_shape",
+        r"|test_vmap_vectorized_callback_errors_if_returns_wrong_shape"
+        r"|test_ppermute_different_axis_order_error|test_pjit_uncommitted_array_multi_devices"
+        r"|test_pjit_with_deleted_input_at_subsequent_call_uncommitted",
         "what nobody reads is never run or compiled, and raises nothing",
     ),
     (
@@ -169,7 +196,9 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
     (
         "lazy",
         r"test_fully_replicated_donated_array_is_deleted|test_jit_donate_|test_donate_arg"
-        r"|test_pmap_donate_argnums_invalidates_input"
+        r"|test_pmap_donate_argnums_invalidates_input|test_jit_no_forwarding$"
+        r"|::testBufferDonation(DifferentIOShapes|With(Kwargs|Names|OutputShardingInference"
+        r"|PyTreeKwargs))?$"
         r"|test_device_put_on_single_device_donated_buffer_fails",
         "donate_argnums of a jit inside of the scope is not acted upon",
     ),
