@@ -82,7 +82,7 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         r"|test_lowering_cache_hit_with_closed_over_constants_(jit_\w+|scan_no_hoist|sharded)"
         r"|test_lowering_cache_(hit_inputs_with_different_mesh|miss_different_devices_and_sharding)"
         r"|test_cache_hit_pjit_lower_with_cpp_cache_miss|test_jit_submhlo_cached"
-        r"|test_different_devices_wsc_abstract_mesh_cache_hit|test_jaxpr_as_fun_fast_path"
+        r"|test_different_devices_(wsc|shmap)_abstract_mesh_cache_hit|test_jaxpr_as_fun_fast_path"
         r"|test_global_jit_cpp_cache_hit_out_shardings|test_jit_cpp_cache_obj_config"
         r"|test_pjit_(different_device_recompilation|function_cache_cpp|out_sharding_preserved"
         r"|no_global_cache_hit_axis_resources|single_device_sharding_(add|cache)"
@@ -153,7 +153,8 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         "lazy",
         r"test_cannot_pmap_ordered_effect|test_cant_jit_and_pmap_function_with_ordered_effects"
         r"|test_ordered_print_not_supported_in_pmap"
-        r"|test_check_for_large_number_of_constants_old",
+        r"|test_check_for_large_number_of_constants_old"
+        r"|test_partial_auto_error_(invalid_auto|wsc_manual)$",
         "what JAX finds out when it lowers is said when the graph is compiled",
     ),
     (
