@@ -169,6 +169,9 @@ cases |= {
     "the same over explicit axes": lambda: closing_over(placed["explicit"], explicit),
     "a composite that closes over one": composite,
     "switch over explicit axes": under(explicit, switched),
+    "the gradient of host values over explicit axes": under(
+        explicit, lambda: jax.grad(lambda v: (v * placed["explicit"]).sum())(jnp.array([1.0] * 8))
+    ),
     "rows of a sharded array": lambda: [row * 1 for row in split * 2],
     "to the host's memory": lambda: jax.device_put(free * 2, jax.memory.Space.Host),
     "to it inside jit": lambda: jax.jit(lambda v: jax.device_put(v, jax.memory.Space.Host))(free),

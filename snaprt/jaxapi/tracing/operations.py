@@ -54,14 +54,14 @@ def abstract_evaluate(
 def _over_mesh(aval: Any) -> Any:
     """Return the type of a result, as it is once JAX has run the operation on its own.
 
-    Under a mesh with explicit axes a scalar, whose type may name no mesh, then is one on it.
+    Under a mesh with explicit axes an array whose type names no mesh is then one on it.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not mesh.are_all_axes_explicit or not isinstance(aval, _core.ShapedArray):
         return aval
-    if aval.shape or not aval.sharding.mesh.empty:
+    if not aval.sharding.mesh.empty:
         return aval
-    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(None for _ in aval.shape)))
     return _core.update_aval_with_sharding(aval, over)
 
 
