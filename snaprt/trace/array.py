@@ -351,7 +351,7 @@ for _name, _cause in READ_PROPERTIES.items():
 
 
 #: Modules that compare ``type(array)`` of two arrays; all they do with ``type`` is to call it.
-_COMPARING = ("equinox._serialisation",)
+_COMPARING = ("equinox._serialisation", "equinox._tree")
 
 
 def type_of_value(value: object) -> type:

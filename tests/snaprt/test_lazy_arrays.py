@@ -258,6 +258,14 @@ def test_equinox_loads_leaves_in_place_of_lazy_ones(tmp_path):
     assert loaded["weights"].tolist() == [0.0, 2.0, 4.0]
 
 
+def test_equinox_compares_lazy_arrays_with_others_where_types_must_match():
+    equinox = pytest.importorskip("equinox")
+    x = jnp.arange(3.0)
+    with snaprt.lazy():
+        assert equinox.tree_equal(jnp.arange(3.0) + 0, x, typematch=True)
+        assert not equinox.tree_equal(jnp.arange(3.0) + 0, np.arange(3.0), typematch=True)
+
+
 def test_orbax_saves_and_restores_lazy_arrays_inside_and_outside_of_the_scope(tmp_path):
     orbax = pytest.importorskip("orbax.checkpoint")
     with snaprt.lazy(), orbax.StandardCheckpointer() as checkpointer:
