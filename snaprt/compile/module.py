@@ -80,7 +80,7 @@ class LoadedModule:
     def put(
         self, number: int, value: Any, device: jaxapi.Device, *, may_alias: bool | None = None
     ) -> jax.Array:
-        """Put what a device holds of a parameter there: as it has to lie, in its memory."""
+        """Put a device's part of a parameter there, in the layout and memory that it must have."""
         return jaxapi.put_on_device(
             value,
             device,

@@ -268,13 +268,17 @@ def layouts_of_parameters(
 ) -> list[Any]:
     """Return how a loaded executable wants each parameter laid out, ``None`` for as usual.
 
+    It takes arrays in any layout, and reads them as if they had the right one.
+
     Args:
-        executable: XLA takes its arguments in whatever layout they come, and reads them as if they
-            had the right one.
+        executable: What is to take the arrays.
         parts: The shape and dtype of what each device holds of each parameter.
         device: One that it runs on.
     """
-    wanted = executable.get_parameter_layouts()
+    try:
+        wanted = executable.get_parameter_layouts()
+    except jax.errors.JaxRuntimeError:  # a plugin that does not tell
+        wanted = []
     if len(wanted) != len(parts):
         return [None] * len(parts)  # a token is a parameter, too
     layouts = map(_layout.Layout.from_pjrt_layout, wanted)
@@ -290,16 +294,15 @@ def put_on_device(
     """Put an array on a device.
 
     Args:
-        value: It.
-        device: Where to.
-        layout: How `layouts_of_parameters` says it must lie there.
-        memory: The kind of the memory; where the device has none of it, its default one.
+        value: The array, on the host or on any device.
+        device: Where to put it.
+        layout: Its layout there, as `layouts_of_parameters` returns it.
+        memory: The kind of memory; the device's default if it has none of this kind.
         may_alias: As `jax.device_put` takes it.
     """
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    sharding = jax.sharding.SingleDeviceSharding(
-        device, memory_kind=memory if memory in kinds else None
-    )
+    kinds = {one.kind for one in device.addressable_memories()}
+    kind = memory if memory in kinds else None
+    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
     # Step by step: JAX refuses to move an array and to lay it out at once, and 0.10.2 reads an
     # array wrong that was laid out otherwise when it was moved.
     (value,) = with_default_layouts([value]) or (value,)

@@ -61,7 +61,7 @@ def _over_mesh(aval: Any) -> Any:
         return aval
     if not aval.sharding.mesh.empty:
         return aval
-    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(None for _ in aval.shape)))
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * aval.ndim))
     return _core.update_aval_with_sharding(aval, over)
 
 
