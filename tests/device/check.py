@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform as machine
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -127,6 +128,13 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, nargs=2, default=(512, 3072), metavar="N")
     parser.add_argument("--only", help="only the steps whose names contain this")
     arguments = parser.parse_args()
+    if shutil.which("snaprt", path=environment(Path())["PATH"]) is None:
+        print(
+            f"error: the command snaprt is neither next to {sys.executable} nor on PATH\n"
+            f"hint: install snaprt[demo] with {sys.executable} -m pip, or add its folder to PATH",
+            file=sys.stderr,
+        )
+        return 2
     if arguments.platform == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     platform, kind = device()

@@ -29,6 +29,13 @@ def test_a_step_that_fails_says_why_and_the_others_still_run(tmp_path):
     assert "JSONDecodeError" in rows[3].reason
 
 
+def test_without_the_command_snaprt_nothing_is_run(monkeypatch, capsys):
+    monkeypatch.setattr(check, "environment", lambda folder: {"PATH": ""})
+    monkeypatch.setattr(check.sys, "argv", ["check.py"])
+    assert check.main() == 2
+    assert "the command snaprt is neither next to" in capsys.readouterr().err
+
+
 def test_the_table_has_a_line_for_each_step_with_its_figures_or_the_reason(tmp_path):
     steps = (
         Step("a", "echo '{{\"size\": 2}}'", "one | two", lambda ended: ended.json),
