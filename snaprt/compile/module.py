@@ -36,7 +36,7 @@ class LoadedModule:
 
     parameters: tuple[_Type, ...]  # (shape, dtype) of each parameter of ``main``
     results: tuple[_Type, ...]  # (shape, dtype) of each result of ``main``
-    memories: tuple[str | None, ...]  # of each parameter; None: the device's own
+    memories: tuple[str | None, ...]  # the kind for each parameter; None: the device's own
     devices: tuple[jaxapi.Device, ...]  # where it runs, in the order of its partitions
     from_cache: bool  # whether the executable came from the persistent cache
     compile_seconds: float  # seconds spent on compiling or loading it
@@ -225,7 +225,7 @@ def compile_partitioned(
     return LoadedModule(
         parameters=tuple(parameters),
         results=tuple(results),
-        memories=tuple(jaxapi.parameter_memories(module)),
+        memories=tuple(jaxapi.parameter_memories(module, devices[0])),
         devices=tuple(devices),
         from_cache=obtained.from_cache,
         compile_seconds=time.perf_counter() - started,

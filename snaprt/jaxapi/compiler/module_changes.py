@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from snaprt.jaxapi.compiler.custom_calls import is_python_callback
 from snaprt.jaxapi.compiler.modules import (
-    is_main,
+    main_of,
     module_to_hlo_proto,
     operations_within,
     parse_module,
@@ -106,9 +106,7 @@ def without_tokens(module: Any) -> bool:
     Raises:
         ValueError: The module has no ``main``.
     """
-    main = next((operation for operation in module.body.operations if is_main(operation)), None)
-    if main is None:
-        raise ValueError("the module has no function 'main'")
+    main = main_of(module)
     block = main.regions[0].blocks[0]
     taken = [number for number, argument in enumerate(block.arguments) if _is_token(argument)]
     last = list(block.operations)[-1]

@@ -58,31 +58,42 @@ def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
 
     A dynamic size is -1.
     """
-    for operation in module.body.operations:
-        if is_main(operation):
-            kind = operation.function_type.value
-            return [_tensor(t) for t in kind.inputs], [_tensor(t) for t in kind.results]
-    raise ValueError("the module has no function 'main'")
+    kind = main_of(module).function_type.value
+    return [_tensor(t) for t in kind.inputs], [_tensor(t) for t in kind.results]
 
 
-def parameter_memories(module: Any) -> list[str | None]:
-    """Return the memory that each parameter of ``main`` lies in, ``None`` for the device's own.
+def parameter_memories(module: Any, device: Any) -> list[str | None]:
+    """Return the kind of memory of each parameter of ``main``, ``None`` for the device's own.
 
-    As JAX writes it when it lowers; a program that is made from HLO names none.
+    As JAX writes it when it lowers; a program that is made from HLO names none. ``None`` as well
+    for a kind that ``device`` does not have.
     """
-    main = next(operation for operation in module.body.operations if is_main(operation))
+    main = main_of(module)
     parameters = len(main.function_type.value.inputs)
     if "arg_attrs" not in main.attributes:
         return [None] * parameters
+    kinds = {memory.kind for memory in device.addressable_memories()}
     attributes = map(ir.DictAttr, ir.ArrayAttr(main.attributes["arg_attrs"]))
-    return [
+    named = [
         ir.StringAttr(of["mhlo.memory_kind"]).value if "mhlo.memory_kind" in of else None
         for of in attributes
     ]
+    return [kind if kind in kinds else None for kind in named]
 
 
-def is_main(operation: Any) -> bool:
-    """Return whether an MLIR operation is the function ``main``, with a body."""
+def main_of(module: Any) -> Any:
+    """Return the function ``main`` of a module, with its body.
+
+    Raises:
+        ValueError: There is none.
+    """
+    main = next(filter(_is_main, module.body.operations), None)
+    if main is None:
+        raise ValueError("the module has no function 'main'")
+    return main
+
+
+def _is_main(operation: Any) -> bool:
     attributes = operation.attributes
     has_name = "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
     return has_name and len(operation.regions[0].blocks) > 0

@@ -289,7 +289,7 @@ def layouts_of_parameters(
 
 
 def put_on_device(
-    value: Any, device: Any, *, layout: Any, memory: str | None, may_alias: bool | None = None
+    value: Any, device: Device, *, layout: Any, memory: str | None, may_alias: bool | None = None
 ) -> jax.Array:
     """Put an array on a device.
 
@@ -297,12 +297,10 @@ def put_on_device(
         value: The array, on the host or on any device.
         device: Where to put it.
         layout: Its layout there, as `layouts_of_parameters` returns it.
-        memory: The kind of memory; the device's default if it has none of this kind.
+        memory: The kind of its memory, as `parameter_memories` returns it.
         may_alias: As `jax.device_put` takes it.
     """
-    kinds = {one.kind for one in device.addressable_memories()}
-    kind = memory if memory in kinds else None
-    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=memory)
     # Step by step: JAX refuses to move an array and to lay it out at once, and 0.10.2 reads an
     # array wrong that was laid out otherwise when it was moved.
     (value,) = with_default_layouts([value]) or (value,)
