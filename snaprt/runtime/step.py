@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -350,8 +350,9 @@ def _run(
                 by_operation=by_operation,
                 places=places,
                 ends=pieces or ends,
-                in_pieces=bool(pieces),
             )
+        if pieces:
+            plan = replace(plan, in_pieces=True)
         recording.point.keep_plan(key, plan)
     if targets and not at_step and trace.pacer.runs_all(plan.left, recording.is_carried):
         _run_all_that_can(trace, alive, cause, callbacks)

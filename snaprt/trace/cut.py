@@ -175,7 +175,6 @@ def plan_cut(
     by_operation: bool = False,
     places: bool = False,
     ends: Sequence[int] = (),
-    in_pieces: bool = False,
 ) -> CutPlan:
     """Return what to run so that the results of some numbers are there.
 
@@ -191,7 +190,6 @@ def plan_cut(
         by_operation: Whether each operation is a program of its own.
         places: Whether programs differ where their operations stand elsewhere in the source.
         ends: The depths after which a program ends in any case.
-        in_pieces: What the plan says of itself.
     """
     path = recording.point.operations()
     nodes = needed(path, set(targets), effects=effects)
@@ -216,10 +214,7 @@ def plan_cut(
         if places:
             part.places = tuple([node.place for node in part.nodes])
     return CutPlan(
-        tuple(parts),
-        complete=not later,
-        left=sum(point.evaluation.weight for point in later),
-        in_pieces=in_pieces,
+        tuple(parts), complete=not later, left=sum(point.evaluation.weight for point in later)
     )
 
 

@@ -232,12 +232,12 @@ class Pacer:
                 ends.append(point.depth)
                 weight, work = point.weight, point.work
         alone = [self.stands_alone(point.primitive, point.params) for point in path]
-        return sorted({*ends, *_around(path, alone)})
+        return sorted(_around(path, alone).union(ends))
 
     def ends_of_pieces(self, path: Sequence[Point]) -> list[int]:
-        """Return where `path` was cut before its iteration became one program, as `ends_of`."""
+        """Return where ``path`` was cut before its iteration became one program, as `ends_of`."""
         joined = [_identity(point.primitive, point.params) in self._joined for point in path]
-        return _around(path, joined)
+        return sorted(_around(path, joined))
 
     def runs_all(self, left: int, is_carried: bool) -> bool:
         """Return whether a read runs all that is pending, and not only what it needs."""
@@ -312,10 +312,10 @@ class Pacer:
             endings.append(end)
 
 
-def _around(path: Sequence[Point], alone: Sequence[bool]) -> list[int]:
+def _around(path: Sequence[Point], alone: Sequence[bool]) -> set[int]:
     """Return the depths before and after the operations of a path that are ``alone``."""
     depths = [point.depth for point, is_alone in zip(path, alone, strict=True) if is_alone]
-    return sorted({*depths, *(depth - 1 for depth in depths)})
+    return {*depths, *(depth - 1 for depth in depths)}
 
 
 def _identity(primitive: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
