@@ -240,7 +240,7 @@ def show_sum(reports: Sequence[Report], *, alone: bool = False) -> None:
     """
     output.console.print(FittedTable.of(reports, _SUM))
     output.console.print()
-    warnings = Counter(warning for report in reports for warning in report.warnings if alone)
+    warnings = Counter(warning for report in reports if alone for warning in report.warnings)
     for warning, count in warnings.most_common(_MOST_WARNINGS):
         output.console.print(f"warning: {count} of {len(reports)} files: {shown.sentence(warning)}")
     words = [report.headline.word for report in reports]
