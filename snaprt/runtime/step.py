@@ -240,6 +240,10 @@ def _read_alone(trace: LazyTrace, array: LazyArray, cause: str) -> None:
         if array._value is None and not array.has_failed():  # another thread may be faster
             if trace.fullgraph:
                 raise graph_break(cause)
+            if trace.recording.point.stop == pacing.REPEATS:
+                trace.cut_where_due()  # the program of an iteration is there, not of a part of it
+                if array._value is not None or array.has_failed():
+                    return
             _run(trace, [array], trace.recording.live_arrays(), cause, listeners())
             _forget(trace, MAX_POINTS)
 

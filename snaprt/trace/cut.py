@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -192,7 +192,8 @@ def plan_cut(
         ends: The depths after which a program ends in any case.
     """
     path = recording.point.operations()
-    nodes = needed(path, set(targets), effects=effects)
+    iterated = _handed_out_by_the_last(path, ends, alive) if ends else set()
+    nodes = needed(path, iterated.union(targets), effects=effects)
     inside = set(nodes)
     produced = {result.number for node in nodes for result in node.results}
     later = [point for point in path if point not in inside]
@@ -201,6 +202,7 @@ def plan_cut(
     for point in later:
         output_numbers.update([w for w in point.wires or () if type(w) is int and w in produced])
     retained = set(output_numbers)
+    output_numbers |= iterated
     split = _split_by_operation if by_operation else _split_by_placement
     takers = {number: taker for taker, number in enumerate(alive)}
     ends = sorted({*ends, *_ends_between_effects(nodes)})
@@ -209,13 +211,33 @@ def plan_cut(
     parts = [_part(part, at, output_numbers, takers, recording) for part, at in split_groups]
     for part in reversed(parts):
         used = {wire for wire in part.sources if wire >= 0}
-        part.spent = tuple(used - retained)
+        part.spent = tuple(used.union(part.numbers) - retained)
         retained |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
     return CutPlan(
         tuple(parts), complete=not later, left=sum(point.evaluation.weight for point in later)
     )
+
+
+def _handed_out_by_the_last(
+    path: Sequence[Point], ends: Sequence[int], alive: Collection[int]
+) -> set[int]:
+    """Return what iterations before the last one hand out if they hand out the same.
+
+    The last has results that the user holds, as a loss, of which those before it are dead. One
+    program does for all of them, where they all compute it.
+    """
+    *earlier, last = [list(g) for _, g in groupby(path, lambda p: bisect_left(ends, p.depth))]
+    places = [
+        (place, result.index)
+        for place, point in enumerate(last)
+        for result in point.results
+        if result.number in alive
+    ]
+    symbols = [point.symbol for point in last]
+    same = [points for points in earlier if [point.symbol for point in points] == symbols]
+    return {points[place].results[index].number for points in same for place, index in places}
 
 
 def _ends_between_effects(nodes: Sequence[Point]) -> list[int]:

@@ -8,6 +8,7 @@ the same programs again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -51,6 +52,9 @@ _JOIN_LOOK: Final = 128
 #: With more programs than these, what was joined does not repeat, and is cut as before.
 _MAX_JOINED: Final = 8
 
+#: What has so often come in a row before anything was cut is one program from the start.
+_MIN_ITERATIONS: Final = 4
+
 #: A thread that marks steps may have so much more than its largest step pending, and this at least.
 #: Before its first step, it may have so much more pending than between automatic steps.
 #: Before one that it is expected to mark, it may have more.
@@ -88,9 +92,10 @@ class Pacer:
         self._wait_until = 0
         self._largest = 0
         self._so_far = 0
-        # Operations that would stand alone, but belong to an iteration that is one program; and how
-        # many programs have been made with them.
+        # Operations that would stand alone, but belong to an iteration that is one program; those of
+        # them that have been compiled alone; and how many programs have been made with them.
         self._joined: set[tuple[Any, Any]] = set()
+        self._compiled_alone: set[tuple[Any, Any]] = set()
         self._programs_joined = 0
         self._begins_anew = False
         # Cuts around operations that stand alone, when to look at them, and what was seen of each.
@@ -168,21 +173,29 @@ class Pacer:
             if len(iteration) < period:
                 ends.append((alive, len(iteration)))
                 iteration += path
-        joined = {
-            _identity(point.primitive, point.params)
-            for point in iteration
-            if self.stands_alone(point.primitive, point.params)
-            and not jaxapi.is_call_of_users_jit(point.primitive, point.params)
-        }
-        if not joined or sum(point.evaluation.weight for point in iteration) > _limits().automatic:
+        joined = self._join(iteration)
+        if not joined:
             return False
-        self._joined |= joined
-        self._programs_joined = 0
+        self._compiled_alone |= joined
         for point in iteration:  # where its pieces were cut
             self._ends.pop(point.symbol, None)
         _, back = min(ends)
         self._remember_end(symbols, period, back)
         return True
+
+    def _join(self, iteration: Sequence[Point]) -> set[tuple[Any, Any]]:
+        """Let an iteration be one program; return those of its operations that stood alone."""
+        joined = {
+            _identity(point.primitive, point.params)
+            for point in iteration
+            if jaxapi.equations_within(point.primitive, point.params) >= MIN_ALONE
+            and not jaxapi.is_call_of_users_jit(point.primitive, point.params)
+        } - self._joined
+        if sum(point.evaluation.weight for point in iteration) > _limits().automatic:
+            return set()
+        self._joined |= joined
+        self._programs_joined = 0
+        return joined
 
     def _cause_to_begin(self, point: Point) -> str | None:
         """Return why to cut after ``point`` though the thread may yet mark a step."""
@@ -191,14 +204,15 @@ class Pacer:
             return SIZE if point.weight >= min(_limits().graph or limit, limit) else None
         if self.stands_alone(point.primitive, point.params):
             return ALONE
+        if point.depth < self._wait_until:
+            return REPEATS if self._ends_repetition(point) else None
         cause = _exceeded(point, _MARKED_STEPS)
         if cause is None:
             return None
         is_small = point.weight < min(_limits().graph or _MAX_FIRST, _MAX_FIRST)
         if is_small and self._is_expected_to_mark():
             return None  # the next steps will not be cut either, and are to find its program
-        self._find_repetition(point)
-        return cause
+        return None if self._find_repetition(point) else cause
 
     def _is_expected_to_mark(self) -> bool:
         """Return whether the thread is expected to mark steps; once it is, it stays so."""
@@ -222,21 +236,24 @@ class Pacer:
     def ends_of(self, path: Sequence[Point]) -> list[int]:
         """Return where ``path`` is cut into programs: the depths after which one ends."""
         limit = _limits().automatic
-        ends: list[int] = []
-        weight, work = 0, 0.0
-        for point in path[:-1]:
+        sizes: list[int] = []
+        weight, work, begin = 0, 0.0, 0
+        for place, point in enumerate(path[:-1], 1):
             if point.weight - weight >= limit or (
                 self._ends_repetition(point)
                 and _is_worth_running(point, point.weight - weight, point.work - work)
             ):
-                ends.append(point.depth)
-                weight, work = point.weight, point.work
+                sizes.append(place - begin)
+                weight, work, begin = point.weight, point.work, place
+        sizes = _with_first(path, [*sizes, len(path) - begin])
         alone = [self.stands_alone(point.primitive, point.params) for point in path]
-        return sorted(_around(path, alone).union(ends))
+        ends = {path[place - 1].depth for place in accumulate(sizes[:-1])}
+        return sorted(_around(path, alone) | ends)
 
     def ends_of_pieces(self, path: Sequence[Point]) -> list[int]:
         """Return where ``path`` was cut before its iteration became one program, as `ends_of`."""
-        joined = [_identity(point.primitive, point.params) in self._joined for point in path]
+        pieces = self._joined & self._compiled_alone
+        joined = [_identity(point.primitive, point.params) in pieces for point in path]
         return sorted(_around(path, joined))
 
     def runs_all(self, left: int, is_carried: bool) -> bool:
@@ -295,6 +312,8 @@ class Pacer:
         if 2 * period <= len(path):
             back = _narrowest(path, period)
             is_near = True
+            if not self.is_on and _repeats(symbols, period, _MIN_ITERATIONS):
+                self._join(path[-period:])
         else:  # nearly all of what is pending is one round: any place of it is as good
             back, is_near = 0, False
         self._remember_end(symbols, period, back)
@@ -316,6 +335,18 @@ def _around(path: Sequence[Point], alone: Sequence[bool]) -> set[int]:
     """Return the depths before and after the operations of a path that are ``alone``."""
     depths = [point.depth for point, is_alone in zip(path, alone, strict=True) if is_alone]
     return {*depths, *(depth - 1 for depth in depths)}
+
+
+def _with_first(path: Sequence[Point], sizes: Sequence[int]) -> list[int]:
+    """Return ``sizes``, of the programs of a path, with the first cut where it ends as the second.
+
+    What precedes a loop is so no part of its first iteration.
+    """
+    first, second = [*sizes, 0][:2]
+    symbols = [point.symbol for point in path[: first + second]]
+    if second < first and symbols[first - second : first] == symbols[first:]:
+        return [first - second, second, *sizes[1:]]
+    return list(sizes)
 
 
 def _identity(primitive: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -417,6 +448,12 @@ def _period(symbols: Sequence[int], least: int) -> int:
         if matches[period] >= period and matches[period] + period >= least:
             return period
     return 0
+
+
+def _repeats(symbols: Sequence[int], period: int, times: int) -> bool:
+    """Return whether the last ``period`` symbols have come so many times in a row."""
+    last = symbols[-times * period :]
+    return len(last) == times * period and last[period:] == last[:-period]
 
 
 def _telling_end(period: Sequence[int]) -> tuple[int, ...]:

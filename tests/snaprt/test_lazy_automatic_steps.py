@@ -348,6 +348,27 @@ def test_a_long_loop_that_draws_random_numbers_becomes_one_program_a_round(
     assert then.compiled <= most_new, then
 
 
+def test_a_loop_that_a_program_begins_with_is_one_program_a_round_from_the_start():
+    def noisy(rounds):
+        key, place = jax.random.key(0), jnp.zeros((16, 3))
+        losses = []
+        for _ in range(rounds):
+            key, own = jax.random.split(key)
+            noise = jax.random.normal(own, (16, 3))
+            place = place + 0.1 * noise
+            loss = jnp.tanh(place).sum()  # only the last one is not dead
+            losses = [loss]
+        return np.asarray(place), float(losses[0])
+
+    with counting() as counts:
+        place, loss = in_new_thread(lambda: noisy(300))
+    expected = noisy(300)
+    np.testing.assert_allclose(place, expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loss, expected[1], rtol=1e-5)
+    assert counts.graphs <= 303
+    assert counts.compiled == 2  # what precedes the loop, and an iteration
+
+
 def test_what_is_read_once_after_such_a_loop_runs_in_the_pieces_that_are_there(
     joins_soon, monkeypatch
 ):
@@ -359,6 +380,7 @@ def test_what_is_read_once_after_such_a_loop_runs_in_the_pieces_that_are_there(
         return ends[-1]
 
     monkeypatch.setattr(pacing.Pacer, "ends_of_pieces", seen)
+    monkeypatch.setattr(pacing, "_MIN_ITERATIONS", 1 << 20)  # not from the start
 
     def run():
         values = [walk(200, walkers=13) for _ in range(3)]
