@@ -240,10 +240,6 @@ def _read_alone(trace: LazyTrace, array: LazyArray, cause: str) -> None:
         if array._value is None and not array.has_failed():  # another thread may be faster
             if trace.fullgraph:
                 raise graph_break(cause)
-            if trace.recording.point.stop == pacing.REPEATS:
-                trace.cut_where_due()  # the program of an iteration is there, not of a part of it
-                if array._value is not None or array.has_failed():
-                    return
             _run(trace, [array], trace.recording.live_arrays(), cause, listeners())
             _forget(trace, MAX_POINTS)
 
@@ -338,18 +334,25 @@ def _run(
     is_automatic = cause in pacing.CAUSES and pacing.is_asked_for()
     key = (at_step, is_automatic, target_numbers, numbers, modes)
     plan = recording.point.plans.get(key)
-    path = None
+    new: list[Point] | None = None
     if plan is None or plan.in_pieces:
         collect_again()  # the path is new, and ends here
-        path = recording.point.operations()
-        ends = trace.pacer.ends_of(path) if is_automatic else ()
-        # What is read once is not worth compiling whole, where its pieces are there.
-        pieces = () if at_step or plan else trace.pacer.ends_of_pieces(path)
+        new = path = recording.point.operations()
+        ends = trace.pacer.ends_of(path) if is_automatic else []
+        wanted, pieces = target_numbers, []
+        is_read = not (is_automatic or by_operation or cause == "mark_step")
+        step = _automatic_step(path, numbers) if is_read else None
+        if step is not None:
+            ends, new = [step.depth], [point for point in path if point.depth > step.depth]
+            wanted += tuple([number for number in numbers if number < step.count])
+        elif not (at_step or plan):
+            # What is read once is not worth compiling whole, where its pieces are there.
+            pieces = trace.pacer.ends_of_pieces(path)
         places = modes.places_in_modules
         with jaxapi.span("trace", operations=len(path)):
             plan = plan_cut(
                 recording,
-                target_numbers,
+                wanted,
                 numbers,
                 by_operation=by_operation,
                 places=places,
@@ -358,10 +361,12 @@ def _run(
         if pieces:
             plan = replace(plan, in_pieces=True)
         recording.point.keep_plan(key, plan)
+        if is_automatic and path:
+            path[-1].keep_step(numbers)
     if targets and not at_step and trace.pacer.runs_all(plan.left, recording.is_carried):
         _run_all_that_can(trace, alive, cause, callbacks)
         return
-    trace.pacer.was_cut(cause, None if plan.in_pieces else path, recording.point.weight)
+    trace.pacer.was_cut(cause, None if plan.in_pieces else new, recording.point.weight)
     if not plan.parts:
         trace.begin()
         return
@@ -388,6 +393,18 @@ def _run(
     finally:
         for tell in callbacks.cut_done:
             tell(cut)
+
+
+def _automatic_step(path: Sequence[Point], alive: Sequence[int]) -> Point | None:
+    """Return the operation of a path after which an automatic step last ended; ``None`` if none.
+
+    A read after a loop is to run the program of an iteration, which is there, and not one more that
+    has only what is read. So what is alive of the step must be what was alive then.
+    """
+    for point in reversed(path):
+        if tuple([number for number in alive if number < point.count]) in point.steps:
+            return point
+    return None
 
 
 def _run_meanwhile(trace: LazyTrace, array: LazyArray, cause: str, callbacks: Listeners) -> bool:

@@ -92,8 +92,8 @@ class Pacer:
         self._wait_until = 0
         self._largest = 0
         self._so_far = 0
-        # Operations that would stand alone, but belong to an iteration that is one program; those of
-        # them that have been compiled alone; and how many programs have been made with them.
+        # Operations that would stand alone, but belong to an iteration that is one program; those
+        # that had been compiled alone before; and how many programs have been made with them.
         self._joined: set[tuple[Any, Any]] = set()
         self._compiled_alone: set[tuple[Any, Any]] = set()
         self._programs_joined = 0
@@ -269,7 +269,8 @@ class Pacer:
 
         Args:
             cause: Why.
-            path: The operations that were pending; ``None`` where it had been cut so before.
+            path: The operations that were pending, of which no cut was known yet; ``None`` where it
+                had been cut so before.
             weight: How many equations were pending.
         """
         self._so_far += weight

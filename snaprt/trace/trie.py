@@ -164,12 +164,14 @@ class Point:
         after_inputs: Those that they have gone on to by many inputs at once, and the bytes.
         shortcuts: Where whole calls lead.
         plans: What was run where a recording was cut here.
+        steps: The numbers of the results that were alive where an automatic step ended after this
+            operation.
     """
 
     __slots__ = (
         *("before", "depth", "inputs", "literals", "count", "effectful"),
         *("weight", "work", "nbytes", "symbol", "stop", "alone"),
-        *("latest", "after", "after_inputs", "shortcuts", "plans"),
+        *("latest", "after", "after_inputs", "shortcuts", "plans", "steps"),
         *("operation", "primitive", "params", "parameters", "context", "context_number"),
         *("source", "place", "wires", "results", "placement", "effects", "evaluation"),
     )
@@ -177,6 +179,7 @@ class Point:
     after_inputs: dict[tuple[InputKind, ...], tuple[Point, int]]
     shortcuts: dict[Any, Shortcut]
     plans: dict[Any, Any]
+    steps: dict[tuple[int, ...], None]
     operation: Operation
     primitive: Any
     params: dict[str, Any]
@@ -216,6 +219,7 @@ class Point:
         self.after_inputs = _NOTHING
         self.shortcuts = _NOTHING
         self.plans = _NOTHING
+        self.steps = _NOTHING
 
     def with_input(self, kind: InputKind) -> Point:
         """Return the point after meeting a new input of ``kind``."""
@@ -298,6 +302,10 @@ class Point:
     def keep_plan(self, key: Any, plan: Any) -> None:
         """Remember what to run when a recording is cut here, as ``key`` says."""
         self.plans = _with(self.plans, key, plan, MAX_PLANS)
+
+    def keep_step(self, alive: tuple[int, ...]) -> None:
+        """Remember that an automatic step ended here with these results alive."""
+        self.steps = _with(self.steps, alive, None, MAX_PLANS)
 
 
 #: What most points have of what they may keep, so that a point is one dictionary and not four.

@@ -369,6 +369,24 @@ def test_a_loop_that_a_program_begins_with_is_one_program_a_round_from_the_start
     assert counts.compiled == 2  # what precedes the loop, and an iteration
 
 
+def test_a_read_after_a_loop_runs_the_program_of_an_iteration():
+    def run():
+        weights, x = new_weights(), jnp.ones((4, 64))
+        total, best = jnp.zeros(()), jnp.full((), jnp.inf)
+        for _ in range(10):
+            weights, loss = jitted_step(weights, x)
+            total = total + loss
+            best = jnp.minimum(best, loss)
+        with counting() as counts:
+            values = float(total), float(best)
+        return counts, values, float(total / 10)
+
+    counts, values, mean = in_new_thread(run)
+    assert counts.compiled == 0
+    _, *expected = run()
+    np.testing.assert_allclose([*values, mean], [*expected[0], expected[1]], rtol=1e-5)
+
+
 def test_what_is_read_once_after_such_a_loop_runs_in_the_pieces_that_are_there(
     joins_soon, monkeypatch
 ):
