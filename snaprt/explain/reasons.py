@@ -228,6 +228,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "outputs": "keep the same arrays alive at each graph break: create variables before the loop, "
     "del leftovers",
     "donation": "keep or release the same arrays at each step",
+    "callback": "define the function outside of the loop, and pass what varies as an argument",
     "settings": "set JAX's configuration once, before the loop",
     "devices": "run on the same devices at each step",
     "lines": "",
@@ -374,7 +375,10 @@ def _parameters(before: Outline, now: Outline) -> Iterator[Reason]:
         if old.signature == new.signature:
             continue
         change = _parameter_change(old.params, new.params)
-        if change is None:
+        if change is None and not _same(old.params.get("callback"), new.params.get("callback")):
+            text = f"{new.name} calls a new function, or an equal one that was made anew"
+            yield _at(text, new, "callback")
+        elif change is None:
             yield _at(f"JAX's settings changed before {new.name}", new, "settings")
         else:
             name, text = change

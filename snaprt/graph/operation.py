@@ -147,9 +147,18 @@ def computing_params(primitive: Any, params: dict[str, Any]) -> Collection[tuple
     return [(name, value) for name, value in params.items() if name not in hidden]
 
 
-def _by_value(primitive: Any, params: dict[str, Any], context: Any) -> Operation:
+def is_known(primitive: Any, params: dict[str, Any], context: Any) -> bool:
+    """Return whether an operation has been asked for before."""
+    return _key(primitive, params, context) in _operations
+
+
+def _key(primitive: Any, params: dict[str, Any], context: Any) -> Any:
     of_params = [(name, _parameter_key(v)) for name, v in computing_params(primitive, params)]
-    key = (primitive, context, tuple(of_params))
+    return (primitive, context, tuple(of_params))
+
+
+def _by_value(primitive: Any, params: dict[str, Any], context: Any) -> Operation:
+    key = _key(primitive, params, context)
     cached = _operations.get(key)
     if cached is None:
         cached = _operations[key] = Operation(params)

@@ -122,6 +122,10 @@ BREAKS: Final[Mapping[str, Break]] = {
         "a `jax.jit` with compiler_options", "set them for the whole process, in XLA_FLAGS"
     ),
     "breakpoint": Break("`jax.debug.breakpoint()`", "remove it"),
+    "callback": Break(
+        "a new function of `jax.debug.callback`, or format of `jax.debug.print`, at each call",
+        "define it outside of the loop, and pass what varies as an argument",
+    ),
     "compiled": Break(
         "a call of an executable from `jax.jit(f).lower(x).compile()`",
         "call the jax.jit function itself, which is recorded as one operation",

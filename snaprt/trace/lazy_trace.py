@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi, metrics
-from snaprt.graph.operation import Evaluation, Operation, operation
+from snaprt.graph.operation import Evaluation, Operation, is_known, operation
 from snaprt.graph.program import Literal, Placement, literal
 from snaprt.host.collector import collect_seldom
 from snaprt.host.interruptions import raise_if_interrupted
@@ -81,6 +82,7 @@ class LazyTrace(jaxapi.Trace):
         self._at_once = at_once
         self._cut = cut
         self.pacer = Pacer()
+        self._callbacks: Counter[Any] = Counter()  # new ones, by the line that made them
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
         self.is_running = False  # whether who has the lock runs what was recorded
@@ -220,6 +222,8 @@ class LazyTrace(jaxapi.Trace):
         cause = _must_run_at_once(primitive, args, params)
         if cause is not None:
             return cause
+        if primitive.name in _DEBUG_CALLBACKS and self._makes_callbacks(primitive, params):
+            return "callback"
         operands: list[Any] = []
         for arg in args:
             operand = self._operand(arg)
@@ -263,6 +267,17 @@ class LazyTrace(jaxapi.Trace):
             if point.depth % GRANULARITY == 0:
                 self._grown(self)
         return arrays
+
+    def _makes_callbacks(self, primitive: Any, params: dict[str, Any]) -> bool:
+        """Return whether a callback is new, as many have been that the line made which runs.
+
+        Each would be one more program, where eager JAX just calls them.
+        """
+        if self.fullgraph or is_known(primitive, params, self._operation_context):
+            return False
+        place = jaxapi.users_place(jaxapi.frames_of_operation(jaxapi.source_info()))
+        self._callbacks[place] += 1
+        return self._callbacks[place] > _MAX_CALLBACKS
 
     def _operand(self, arg: Any) -> LazyArray | Literal | jax.Array | str:
         """Return what of ``arg`` a recording can hold, or why it can hold nothing."""
@@ -437,6 +452,10 @@ _AT_ONCE: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 }
 
 _LAYOUTS = ("in_layouts", "out_layouts")
+
+#: What eager JAX runs without compiling a program, and of how many that a line makes graphs hold.
+_DEBUG_CALLBACKS = frozenset({"debug_callback", "debug_print"})
+_MAX_CALLBACKS = 16
 
 
 def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:

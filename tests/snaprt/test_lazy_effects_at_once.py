@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from counting import counting
 from jax._src import error_check
 from jax.experimental import checkify, io_callback
 from jax.extend import core as jex_core
@@ -184,6 +185,38 @@ def test_unordered_callbacks_of_one_program_run_in_the_order_of_the_program(capf
         "value",
         "6.0",
     ]
+
+
+def test_callbacks_that_are_new_each_time_run_at_once_after_a_few():
+    seen = []
+
+    def loop(rounds):
+        x = jnp.ones(3)
+        for number in range(rounds):
+            x = x * 0.9
+            jax.debug.callback(lambda value, number=number: seen.append((number, value)), x[0])
+        return float(x[0])
+
+    expected = loop(60)
+    eager, seen = seen, []
+    with counting() as counts, snaprt.lazy():
+        assert loop(60) == pytest.approx(expected)
+    assert [(number, pytest.approx(value)) for number, value in seen] == eager
+    assert counts.compiled <= 3  # those before, and what one of the others takes
+
+
+def test_many_callbacks_that_nobody_reads_compile_a_few_of_them(capfd):
+    def loop(rounds):
+        x = jnp.ones(3)
+        for _ in range(rounds):
+            x = x * 0.9
+            jax.debug.print("{}", x[0])
+
+    with counting() as counts, snaprt.lazy():
+        loop(300)
+    jax.effects_barrier()
+    assert len(capfd.readouterr().out.split()) == 300
+    assert counts.graphs > 50  # a graph of all takes XLA minutes
 
 
 @pytest.mark.parametrize("ordered", [True, False])

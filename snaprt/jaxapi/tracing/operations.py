@@ -144,8 +144,11 @@ def extent(
     return equations, work
 
 
-#: What XLA takes as long for as for so many simple operations.
-_LOWERED_TO = dict.fromkeys(("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100)
+#: What XLA takes as long for as for so many simple operations; for callbacks, if there are many.
+_LOWERED_TO = {
+    **dict.fromkeys(("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100),
+    **dict.fromkeys(("debug_callback", "debug_print", "io_callback", "pure_callback"), 50),
+}
 
 _extents: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDictionary()
 
