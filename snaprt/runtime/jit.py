@@ -219,13 +219,14 @@ class _Function:
         only: What each call runs, while there is no more than one executable.
         entries: How many kinds of calls JAX knew of it when that was last clear.
         kinds: What each kind of call runs, and what must stay alive for that.
+        lock: Held while ``first`` and ``only`` change: several threads may call it.
         thread: The only one that calls it; None where there are several.
         rests: The executable whose executions may rest: the first.
         resting: What counts those; None where each is to be seen.
     """
 
     __slots__ = (
-        *("again", "entries", "first", "fun", "info", "kinds"),
+        *("again", "entries", "first", "fun", "info", "kinds", "lock"),
         *("only", "resting", "rests", "thread"),
     )
 
@@ -237,6 +238,7 @@ class _Function:
         self.only: _Known | None = None
         self.entries = -1
         self.kinds: dict[Any, tuple[_Known, Any]] = {}
+        self.lock = threading.Lock()
         self.thread: int | None = threading.get_ident()
         self.rests: JitExecutable | None = None
         self.resting: Resting | None = None
@@ -268,10 +270,21 @@ class _Function:
             self.kinds.clear()
         kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
         self.kinds[kind] = entry, alive
-        if executable.number != self.first or not jaxapi.has_jit_entry(flat.args[flat.captured :]):
-            self.first = -1
-        self.only = entry if self.first == executable.number else None
-        self.entries = jaxapi.jit_entries(self.again) - is_relaxed
+        with self.lock:
+            if executable.number != self.first or not jaxapi.has_jit_entry(
+                flat.args[flat.captured :]
+            ):
+                self.first = -1
+            self.only = entry if self.first == executable.number else None
+            self.entries = jaxapi.jit_entries(self.again) - is_relaxed
+
+    def runs_several(self) -> None:
+        """Learn of a call that ran another program than `first`, or that nobody could look at.
+
+        JAX has an entry for it that was made before others learn of it here.
+        """
+        with self.lock:
+            self.first, self.only = -1, None
 
 
 class _Call(Sequence[Any]):
@@ -391,9 +404,10 @@ class _Watcher:
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a jitted function for the user."""
+        function = self._functions.get(id(info)) or self._meet(fun, info)
+        entry, number = None, None  # what it is known to run; which executable has run
         is_relaxed = jaxapi.pause_watch()
         try:
-            function = self._functions.get(id(info)) or self._meet(fun, info)
             entry = function.known(args, kwargs, is_relaxed=is_relaxed)
             leaves: Sequence[Any] = ()
             known = None
@@ -438,11 +452,14 @@ class _Watcher:
                     raise
                 # jax_debug_nans: for the user's own program, JAX finds the operation, and names it.
                 results = function.again(*args, **kwargs)
-            if function.first is None:
-                self._met[fun] = executable.number
-            elif flat is not None:
+            if function.first is not None and flat is not None:
                 function.ran(executable, flat, args, kwargs, is_relaxed=is_relaxed)
+            number = executable.number
         finally:
+            if function.first is None:
+                self._met_first(function, number)
+            elif number is None and entry is None:
+                function.runs_several()
             jaxapi.resume_watch()
         if known is None:
             self._relax(function, executable)
@@ -560,6 +577,20 @@ class _Watcher:
                     self._met[forgotten.fun] = -1
                 self._functions[id(info)] = function
         return function
+
+    def _met_first(self, function: _Function, number: int | None) -> None:
+        """Learn which executable a first call ran; other threads may have made first calls, too.
+
+        Args:
+            function: That of the call; others may have one of their own.
+            number: None where the call failed, or nobody could look at it.
+        """
+        with self._lock:
+            first = self._met.get(function.fun, number)
+            self._met[function.fun] = -1 if number is None or first != number else number
+            other = self._functions.get(id(function.info))
+        if other is not None and other.first != number:
+            other.runs_several()
 
     def _changed(self, call: _Call) -> _Call | None:
         """Return the call of another program, where the recorder needs one to learn how it ends."""

@@ -517,6 +517,58 @@ def test_the_callback_is_asked_about_each_call(dump: Path) -> None:
     assert len(recorded(dump, "outputs")) == 1
 
 
+@pytest.mark.parametrize("when", ["all", "nan"])
+def test_first_calls_of_several_threads_leave_no_program_to_the_others(
+    dump: Path, when: str
+) -> None:
+    together = threading.Barrier(3, timeout=20)
+    traced: list[int] = []
+
+    def scaled(x: jax.Array, factor: int) -> jax.Array:
+        traced.append(factor)
+        if len(traced) <= 3:
+            together.wait()  # each has its first call traced before another one has ended
+        return x * factor
+
+    function = jax.jit(scaled, static_argnums=1)
+    values: dict[int, list[float]] = {}
+
+    def work(factor: int) -> None:
+        with snaprt.record(when=when, folder=dump):
+            values[factor] = [float(function(jnp.ones(()), factor)) for _ in range(2)]
+
+    threads = [threading.Thread(target=work, args=(factor,)) for factor in (2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with snaprt.record(when=when, folder=dump):
+        later = [float(function(jnp.ones(()), factor)) for factor in (2, 3, 4, 2, 3, 4)]
+    assert values == {factor: [factor, factor] for factor in (2, 3, 4)}
+    assert later == [2, 3, 4, 2, 3, 4]
+    if when == "all":
+        files = recorded(dump, "outputs")
+        pairs = [(f.manifest.execution.executable, f.array("result").item()) for f in files]
+        assert len(pairs) == 12
+        assert len(set(pairs)) == 3  # each program has results of its own
+
+
+@pytest.mark.parametrize("when", ["all", "nan"])
+def test_calls_that_fail_leave_no_program_to_others_like_them(dump: Path, when: str) -> None:
+    @jax.jit
+    def counted(*arrays: jax.Array) -> jax.Array:
+        if len(arrays) == 2:
+            raise ValueError("two")
+        return jnp.stack(arrays).sum()
+
+    with snaprt.record(when=when, folder=dump):
+        for _ in range(4):
+            assert float(counted(jnp.ones(()))) == 1
+            with pytest.raises(ValueError, match="two"):
+                counted(jnp.ones(()), jnp.ones(()))
+            assert float(counted(*[jnp.ones(())] * 3)) == 3
+
+
 def test_each_thread_records_in_its_own_scope(dump: Path) -> None:
     step = new_double()
     barrier = threading.Barrier(4)
