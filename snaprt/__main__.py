@@ -1,7 +1,16 @@
-"""``python -m snaprt``: the command line, where the script ``snaprt`` is not on the PATH."""
+"""Starts the command line: as ``python -m snaprt``, and as the script ``snaprt``."""
 
 import sys
 
-from snaprt.cli.main import main
+from snaprt.host.interruptions import interrupted_at_once
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command line of this process and return its exit status."""
+    with interrupted_at_once():
+        from snaprt.cli import main as command_line
+    return command_line.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,7 @@ import snaprt
 from snaprt import settings
 from snaprt.cli import output, progress
 from snaprt.errors import SnaprtError
+from snaprt.host.interruptions import interrupted_at_once
 
 OK: Final = "ok"
 FAILED: Final = "failed"
@@ -272,7 +273,7 @@ def command(context: click.Context, as_json: bool) -> None:
       snaprt doctor
       snaprt doctor --json
     """
-    with contextlib.suppress(Exception), output.interrupted_at_once():
+    with contextlib.suppress(Exception), interrupted_at_once():
         import jax  # noqa: F401 - before there is a folder to remove; a check says why it fails
     with (
         tempfile.TemporaryDirectory(prefix="snaprt-doctor-") as folder,

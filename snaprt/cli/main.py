@@ -21,6 +21,7 @@ from snaprt_cache.errors import CacheError
 import snaprt
 from snaprt.cli import output
 from snaprt.errors import SnaprtError
+from snaprt.host.interruptions import interrupted_at_once
 from snaprt.host.whole_files import REMEDIES, remedy_sentence
 
 
@@ -76,7 +77,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._table:
             return None
         module, attribute = self._table[cmd_name][0].split(":")
-        with output.interrupted_at_once():
+        with interrupted_at_once():
             command = getattr(importlib.import_module(module, __package__), attribute)
         assert isinstance(command, click.Command)
         return command

@@ -11,9 +11,7 @@ import functools
 import json
 import math
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, Final, TextIO, TypeVar, cast
@@ -24,11 +22,12 @@ from rich.console import Console
 from rich.text import Text
 
 from snaprt.errors import UsageError
+from snaprt.host import interruptions
 
 EXIT_OK: Final = 0
 EXIT_MISMATCH: Final = 1
 EXIT_FAILURE: Final = 2
-EXIT_INTERRUPTED: Final = 130
+EXIT_INTERRUPTED: Final = interruptions.STATUS
 EXIT_BROKEN_PIPE: Final = 141
 
 # Lines in a file or a pipe are not cut at a terminal's width, unless COLUMNS asks for it.
@@ -104,25 +103,6 @@ def error(message: str, hint: str = "") -> None:
     if hint:
         log.print()
         log.print(Text.assemble(("hint:", "bold cyan"), f" {hint}"))
-
-
-@contextlib.contextmanager
-def interrupted_at_once() -> Iterator[None]:
-    """Have Ctrl-C end the process while JAX is imported.
-
-    An exception inside of it would be lost, look like a missing library, or abort the process.
-
-    What Ctrl-C does to who calls `main` from a program of its own stays.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def writable(folder: Path, option: str) -> Path:

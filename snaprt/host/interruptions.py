@@ -1,4 +1,4 @@
-"""Errors that the program's own signal handlers raise while our code or JAX's runs.
+"""What signals interrupt: our code and JAX's, by a handler of the program or by Ctrl-C.
 
 Python runs a handler between any two instructions of the main thread. What it raises, such as the
 ``TimeoutError`` of an alarm, is meant for the program, and says nothing of the code it interrupted.
@@ -6,10 +6,37 @@ Python runs a handler between any two instructions of the main thread. What it r
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import threading
 import traceback
+from collections.abc import Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, Final
+
+#: What a command leaves with after Ctrl-C.
+STATUS: Final = 130
+
+
+@contextlib.contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Have Ctrl-C end the process while something is imported, such as JAX.
+
+    An exception inside of it would be lost, look like a missing library, abort the process, or be
+    shown as a traceback.
+
+    What Ctrl-C does to who calls a command from a program of its own stays.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(STATUS))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def raise_if_interrupted(error: BaseException) -> None:

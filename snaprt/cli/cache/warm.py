@@ -24,6 +24,7 @@ from snaprt.cli.cache.words import dir_option
 from snaprt.cli.run import command as run_command
 from snaprt.compile.ahead.collection import collection
 from snaprt.errors import UsageError
+from snaprt.host.interruptions import interrupted_at_once
 from snaprt.host.whole_files import writing
 from snaprt.units import counted
 
@@ -207,7 +208,7 @@ def _report(count: str, result: _Result, seconds_left: float) -> None:
 
 
 def _jobs(files: Sequence[Path], target: str) -> list[_Job]:
-    with output.interrupted_at_once():
+    with interrupted_at_once():
         from snaprt.compile.ahead.collect import SUFFIX, read_program
 
     names = (SUFFIX, *_MODULES)

@@ -20,6 +20,7 @@ from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang import Conclusion, conclude, is_hang, read_dumps
+from snaprt.host.interruptions import interrupted_at_once
 from snaprt.host.regular_files import open_file
 from snaprt.host.whole_files import writing
 from snaprt.snapshot.recorder.ranks.states import read_states
@@ -156,7 +157,7 @@ def _find(
         The report, and what was replayed; no such thing if that failed.
     """
     # Here, because a saved result is shown without JAX.
-    with output.interrupted_at_once():
+    with interrupted_at_once():
         from snaprt_replay import gather
         from snaprt_replay.run.rerun import replay
 
