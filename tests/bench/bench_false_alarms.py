@@ -32,7 +32,8 @@ def main() -> None:
     count = parser.parse_args().count
     os.environ.update(measuring.clean_environment())
     import jax
-    from snaprt_replay.run.trial import PROCESSES, hold_trial
+    from snaprt_replay.load.load import load
+    from snaprt_replay.run.trial import PROCESSES, try_case
     from snaprt_replay.run.variants.variants import parse_variant
     from snaprt_replay.run.workers import Workers
     from sound_programs import HARMLESS, KINDS, sound_program
@@ -51,7 +52,7 @@ def main() -> None:
             np.savez(inputs, *arrays)
             sides = parse_variant("cpu"), parse_variant(HARMLESS[seed % len(HARMLESS)])
             started = time.perf_counter()
-            found = hold_trial(module, *sides, workers=workers, inputs=inputs).judgement
+            found = try_case(load(module, inputs), *sides, workers=workers).judgement
             judged.append((kind, found.kind, time.perf_counter() - started))
             if found.kind not in RIGHT:
                 print(f"{kind}, seed {seed}: {found.sentence}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.load import load
 from snaprt_replay.run.devices import find_device
 from snaprt_replay.run.rerun import replay
-from snaprt_replay.run.trial import hold_trial
+from snaprt_replay.run.trial import try_case
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 
@@ -52,7 +52,8 @@ def test_the_sum_of_a_folder_says_so_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["op-by-op", "cpu", "tpu-precision=highest"])
 def test_it_runs_as_any_variant_and_is_judged(variant: str) -> None:
     with Workers(2) as workers:
-        trial = hold_trial(ON_H100, parse_variant("cpu"), parse_variant(variant), workers=workers)
+        sides = parse_variant("cpu"), parse_variant(variant)
+        trial = try_case(load(ON_H100), *sides, workers=workers)
     assert trial.judgement.kind == "within rounding", trial.judgement
 
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 from snaprt_replay.compare.verdict import Judgement
-from snaprt_replay.run.trial import PROCESSES, hold_trial
+from snaprt_replay.load.load import load
+from snaprt_replay.run.trial import PROCESSES, try_case
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 from sound_programs import HARMLESS, KINDS, sound_program
@@ -31,7 +32,7 @@ def judged(kind: str, seed: int, folder: Path, workers: Workers) -> Judgement:
     np.savez(inputs, *arrays)
     flagged = parse_variant(HARMLESS[seed % len(HARMLESS)])
     plain = parse_variant("cpu")
-    return hold_trial(module, plain, flagged, workers=workers, inputs=inputs).judgement
+    return try_case(load(module, inputs), plain, flagged, workers=workers).judgement
 
 
 @pytest.mark.parametrize("kind", ["branches", "mlp", "order", "spectrum"])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 
 from snaprt.errors import UsageError
 from snaprt_replay.compare.verdict import Evidence, Judgement, Yardstick, judge
 from snaprt_replay.load.case import Case, on_one_device
-from snaprt_replay.load.load import load
 from snaprt_replay.run import player
 from snaprt_replay.run.variants.variants import Variant, parse_variant
 from snaprt_replay.run.workers import Outcome, Workers
@@ -38,46 +36,28 @@ class Trial:
     judgement: Judgement  # which side is wrong
 
 
-def hold_trial(
-    path: str | Path,
+def try_case(
+    case: Case,
     a: Variant,
     b: Variant,
     reference: Variant = F64,
     *,
     workers: Workers,
     repeat: int = 1,
-    inputs: str | Path | None = None,
-    random_seed: int | None = None,
 ) -> Trial:
-    """Run two variants and a reference of one file in separate processes, and judge them.
+    """Run two variants and a reference of one case in separate processes, and judge them.
 
     Args:
-        path: Any file that `load` takes.
+        case: What to run.
         a: The first side; ``recorded`` takes the outputs in the file.
         b: The second side.
         reference: What both are measured against.
         workers: Where they run.
         repeat: How often to run each side, to see whether it is deterministic.
-        inputs: An ``.npz`` file with inputs to use instead.
-        random_seed: Draw random inputs from this seed instead.
 
     Raises:
-        SnaprtError: The file cannot be read, or lacks what a variant needs from it.
+        SnaprtError: The case lacks what a variant needs from it.
     """
-    case = load(path, inputs, random_seed)
-    return try_case(case, a, b, reference, workers=workers, repeat=repeat)
-
-
-def try_case(
-    case: Case,
-    a: Variant,
-    b: Variant,
-    reference: Variant,
-    *,
-    workers: Workers,
-    repeat: int = 1,
-) -> Trial:
-    """Do what `hold_trial` does with a case that is already loaded."""
     player.check_playable(case, repeat)
     player.check_runs_on_one_device(case)
     case, adaptations = on_one_device(case)
