@@ -37,6 +37,11 @@ def is_complex(dtype: np.dtype) -> bool:
     return dtype.kind == "c"
 
 
+def is_inexact(dtype: np.dtype) -> bool:
+    """Return True for a real or complex floating-point dtype."""
+    return is_float(dtype) or is_complex(dtype)
+
+
 def bit_view(values: np.ndarray) -> np.ndarray:
     """Return the bits of ``values`` as unsigned integers of the same size, equal iff the bits are.
 

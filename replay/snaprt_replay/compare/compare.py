@@ -94,9 +94,7 @@ def compare_arrays(
                 reason=f"different {what}: {actual_signature} instead of {expected_signature}",
             )
     flat_expected, flat_actual = _flat(expected), _flat(actual)
-    if floatbits.is_float(flat_expected.dtype):
-        return _compare_floats(blank, flat_expected, flat_actual, request)
-    if floatbits.is_complex(flat_expected.dtype):
+    if floatbits.is_inexact(flat_expected.dtype):
         return _compare_floats(blank, flat_expected, flat_actual, request)
     return _compare_exact(blank, flat_expected, flat_actual)
 

@@ -103,11 +103,6 @@ class Judgement:
     comparison: Comparison | None  # of A (expected) and B (actual), with the default tolerances
     notes: tuple[str, ...] = ()  # what else a reader should know
 
-    @property
-    def found_something(self) -> bool:
-        """Return whether there is something for the user to look at."""
-        return self.kind not in ("within rounding", "ill-conditioned")
-
     def to_json(self) -> dict[str, Any]:
         """Return this as JSON data."""
         data = dataclasses.asdict(dataclasses.replace(self, comparison=None))
@@ -228,7 +223,7 @@ def _distance(
     samples: Sequence[np.ndarray],
 ) -> OutputDistance:
     with np.errstate(all="ignore"):
-        if floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype):
+        if floatbits.is_inexact(value.dtype):
             scores, errors, explained, specials = _score_floats(value, reference, center, samples)
         else:
             settled = np.ones(value.shape, np.bool_)
@@ -305,8 +300,11 @@ def amplification(yardstick: Yardstick, outputs: Sequence[np.ndarray]) -> float 
     """
     medians = []
     for index, value in enumerate(outputs):
-        inexact = floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype)
-        if inexact and value.size and value.shape == yardstick.center[index].shape:
+        if (
+            floatbits.is_inexact(value.dtype)
+            and value.size
+            and value.shape == yardstick.center[index].shape
+        ):
             own = _own_type(value.dtype)
             center = _parts(yardstick.center[index])
             samples = [_parts(sample[index]) for sample in yardstick.samples]

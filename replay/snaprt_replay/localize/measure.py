@@ -82,7 +82,7 @@ def _float_error(reference: np.ndarray, suspect: np.ndarray, moved: np.ndarray |
 
 def move(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return an array with each float element moved up or down by a rounding, at random."""
-    if not (floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype)):
+    if not floatbits.is_inexact(value.dtype):
         return value
     part = np.real(value).dtype if floatbits.is_complex(value.dtype) else value.dtype
     steps = floatbits.epsilon(part) * generator.choice((-1.0, 1.0), value.shape)

@@ -32,21 +32,17 @@ Bad = Callable[[np.ndarray], bool]
 
 def has_nan(array: np.ndarray) -> bool:
     """Return whether any element is a NaN."""
-    return _is_floating(array) and bool(np.isnan(array).any())
+    return floatbits.is_inexact(array.dtype) and bool(np.isnan(array).any())
 
 
 def has_infinity(array: np.ndarray) -> bool:
     """Return whether any element is infinite."""
-    return _is_floating(array) and bool(np.isinf(array).any())
+    return floatbits.is_inexact(array.dtype) and bool(np.isinf(array).any())
 
 
 def is_finite(array: np.ndarray) -> bool:
     """Return whether no element is NaN or infinite."""
     return not has_nan(array) and not has_infinity(array)
-
-
-def _is_floating(array: np.ndarray) -> bool:
-    return floatbits.is_float(array.dtype) or floatbits.is_complex(array.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -113,7 +113,7 @@ def _table(shape: tuple[int, ...], columns: int) -> tuple[int, int]:
 def _measure(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return for each element the absolute error, a mark of `SPECIALS`, and whether it differs."""
     with np.errstate(all="ignore"):
-        if floatbits.is_float(expected.dtype) or floatbits.is_complex(expected.dtype):
+        if floatbits.is_inexact(expected.dtype):
             left, right = _wide(expected), _wide(actual)
             error = np.abs(left - right)
             mark = _marks(left, right)
