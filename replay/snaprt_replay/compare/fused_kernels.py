@@ -148,14 +148,10 @@ class Kernels:
         return [np.asarray(shards[0]) for shards in jaxapi.run_module(executable, placed)]
 
 
+@functools.cache
 def kernels_for(dtype: np.dtype) -> Kernels | None:
     """Return the kernels for a float type, compiled on first use; None if it has none."""
-    return _compiled(dtype) if dtype in _KINDS else None
-
-
-@functools.cache
-def _compiled(dtype: np.dtype) -> Kernels:
-    return Kernels(dtype, _cpu())
+    return Kernels(dtype, _cpu()) if dtype in _KINDS else None
 
 
 @functools.cache

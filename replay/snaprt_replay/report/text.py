@@ -219,9 +219,7 @@ def _smaller(grid: ErrorGrid) -> ErrorGrid:
 
 
 def _cell(error: float, special: int, low: float, high: float) -> str:
-    if special > 1:
-        return _SPECIAL[special]
-    if error <= 0:
+    if special > 1 or error <= 0:
         return _SPECIAL[special]
     steps = len(_SHADES) - 1
     share = (math.log(error) - math.log(low)) / (math.log(high) - math.log(low))
