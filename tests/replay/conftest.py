@@ -107,3 +107,15 @@ def rewritten(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
         return copy
 
     return rewrite
+
+
+@pytest.fixture
+def spoiled(rewritten: Callable[..., Path]) -> Path:
+    """Return a copy of the recorded pair in which one element of each float32 output is wrong."""
+
+    def spoil(name: str, value: np.ndarray) -> np.ndarray:
+        if value.dtype == np.float32:
+            value.reshape(-1)[2] *= 1.5
+        return value
+
+    return rewritten(spoil)

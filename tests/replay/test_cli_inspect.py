@@ -1,5 +1,6 @@
 """``snaprt inspect``: everything that is in a file, without running it."""
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,21 +12,15 @@ from snaprt_replay.load import sniff
 from snaprt_replay.load.case import NamedArray
 
 from snaprt import metrics
-from snaprt.cli.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 BARE = [sniff.MLIR_TEXT, sniff.MLIR_BYTECODE, sniff.HLO_TEXT, sniff.HLO_MODULE]
 
 
 @pytest.fixture
-def inspect(capfd: pytest.CaptureFixture[str]) -> Run:
+def inspect(snaprt: Run) -> Run:
     """Return a function that runs ``snaprt inspect`` and gives status, stdout and stderr."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        status = main(["inspect", *map(str, words)])
-        return status, *capfd.readouterr()
-
-    return run
+    return functools.partial(snaprt, "inspect")
 
 
 def outputs_of(inputs: Path) -> Path:

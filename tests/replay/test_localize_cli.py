@@ -10,20 +10,7 @@ import pytest
 from snaprt_replay.load import sniff
 from snaprt_replay.localize.findings import from_json
 
-from snaprt.cli.main import main
-
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs the command line and gives status, stdout and stderr."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        status = main([str(word) for word in words])
-        return status, *capfd.readouterr()
-
-    return run
 
 
 def test_the_precision_of_a_dot_is_found_to_explain_a_tpu(

@@ -15,16 +15,16 @@ from snaprt_replay.hlo.extract import Piece, extract
 from snaprt_replay.hlo.hlo_module import instructions
 from snaprt_replay.localize.findings import Localization, from_json, to_json
 from snaprt_replay.localize.pipeline import search
-from snaprt_replay.localize.program import FlatModule, flatten
+from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.localize.session import Session, Side
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 
-from snaprt import jaxapi
 from snaprt.hlo.proto import HloModuleProto, parse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 import planted_faults
+from flat_programs import flat_program
 from planted_faults import Plant
 
 Change = Callable[[bytes], bytes]
@@ -68,7 +68,7 @@ def small() -> Small:
 
     shapes = ((7, 8), (8, 5), (6, 7))
     inputs = tuple(np.random.default_rng(one).normal(size=one).astype(np.float32) for one in shapes)
-    return Small(program_of(jax.value_and_grad(loss, (0, 1)), *inputs), inputs)
+    return Small(flat_program(jax.value_and_grad(loss, (0, 1)), *inputs), inputs)
 
 
 @pytest.fixture
@@ -87,12 +87,6 @@ def localize(side: Callable[..., Side]) -> Localize:
         return search(session or Session(), sides, inputs, **named)
 
     return run
-
-
-def program_of(function: Callable, *arguments: object) -> FlatModule:
-    lowered = jax.jit(function).lower(*arguments)
-    proto = jaxapi.module_to_hlo_proto(lowered.compiler_ir("stablehlo"))
-    return flatten(parse(HloModuleProto, proto, "test"))
 
 
 def first_named(program: FlatModule, opcode: str, place: int = 0) -> str:
@@ -149,7 +143,7 @@ def test_a_broken_instruction_in_a_loop_is_found_with_its_iteration(localize: Lo
 
     shapes = ((3, 3), (4, 2, 3))
     inputs = [np.random.default_rng(one).normal(size=one).astype(np.float32) for one in shapes]
-    program = program_of(function, *inputs)
+    program = flat_program(function, *inputs)
     name = first_named(program, "tanh")
     found = localize(program, inputs, with_fault(Plant("wrong op", name)))
     assert_found(found, name)
@@ -164,7 +158,7 @@ def test_an_iteration_that_alone_goes_wrong_is_the_one_that_is_found(localize: L
         )
 
     x = np.full(4, 2.0, np.float32)
-    program = program_of(function, x)
+    program = flat_program(function, x)
     name = first_named(program, "multiply")
     found = localize(program, [x], lambda hlo: _swap_opcode(hlo, "multiply", "add", name))
     assert_found(found, name)
@@ -177,7 +171,7 @@ def test_the_branch_that_was_taken_is_entered(localize: Localize) -> None:
 
     x = np.linspace(0.1, 1, 5, dtype=np.float32)
     flag = np.asarray(False)
-    program = program_of(function, flag, x)
+    program = flat_program(function, flag, x)
     found = localize(program, [flag, x], lambda hlo: _swap_opcode(hlo, "cosine", "sine"))
     assert found.instructions[0].opcode == "cosine"
     assert "branch" in found.instructions[0].frame[0]
@@ -193,7 +187,7 @@ def _swap_opcode(hlo: bytes, opcode: str, other: str, name: str = "") -> bytes:
 
 def test_an_error_that_vanishes_on_cutting_is_called_an_interaction(localize: Localize) -> None:
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
-    program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
+    program = flat_program(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
 
     def break_fusion(hlo: bytes) -> bytes:
         """Break `exp` where one module holds all it would be fused with, and shows none of it."""
@@ -212,7 +206,7 @@ def test_an_error_that_vanishes_on_cutting_is_called_an_interaction(localize: Lo
 
 def test_what_goes_wrong_only_because_it_was_cut_out_is_not_accused(localize: Localize) -> None:
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
-    program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
+    program = flat_program(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
 
     def break_pieces(hlo: bytes) -> bytes:
         """Break `log` always, and `exp` where it is cut out."""
@@ -229,7 +223,7 @@ def test_what_goes_wrong_only_because_it_was_cut_out_is_not_accused(localize: Lo
 
 def test_where_only_cutting_goes_wrong_no_operation_is_accused(localize: Localize) -> None:
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
-    program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
+    program = flat_program(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
 
     def break_pieces(hlo: bytes) -> bytes:
         """Add up to something wrong, but differently in the pieces."""
@@ -248,7 +242,7 @@ def test_rounding_that_is_amplified_is_no_instruction_s_fault(localize: Localize
         return jnp.tanh(jnp.mean(x * x) - jnp.square(jnp.mean(x)))  # how not to
 
     x = 1000 + np.linspace(0.1, 1, 6, dtype=np.float32)
-    found = localize(program_of(variance, x), [x], lambda hlo: hlo, reference="f64")
+    found = localize(flat_program(variance, x), [x], lambda hlo: hlo, reference="f64")
     assert found.kind == "amplification"
     assert found.instructions[0].opcode in ("add", "subtract")
     assert "ill-conditioned" in found.sentence
@@ -269,7 +263,7 @@ def test_the_first_operation_that_makes_a_nan_of_finite_values_is_found(
         return jnp.sqrt(weights.sum() - 10.0) * x, jnp.log(x[0] - x[0]) * 0.0
 
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
-    found = localize(program_of(function, x), [x], lambda hlo: hlo, find="nonfinite")
+    found = localize(flat_program(function, x), [x], lambda hlo: hlo, find="nonfinite")
     assert found.kind == "instruction"
     assert found.instructions[0].opcode == "sqrt"
     assert "produces NaN from finite inputs" in found.sentence
@@ -277,7 +271,7 @@ def test_the_first_operation_that_makes_a_nan_of_finite_values_is_found(
 
 def test_a_nan_that_comes_with_the_inputs_is_no_operation_s_fault(localize: Localize) -> None:
     x = np.asarray([1, np.nan], np.float32)
-    found = localize(program_of(jnp.sin, x), [x], lambda hlo: hlo)
+    found = localize(flat_program(jnp.sin, x), [x], lambda hlo: hlo)
     assert found.kind == "nothing"
     assert "come from the inputs" in found.sentence
 
@@ -288,7 +282,7 @@ def test_an_infinity_behind_a_nan_is_followed_to_its_origin_in_a_loop(localize: 
         return jnp.sin(x) + (grown - grown)
 
     x = np.asarray([2.0, 0.5], np.float32)
-    found = localize(program_of(function, x), [x], lambda hlo: hlo)
+    found = localize(flat_program(function, x), [x], lambda hlo: hlo)
     assert found.instructions[0].opcode == "multiply"
     assert found.instructions[0].frame[0].endswith("iteration 6")  # 2 ** 128 is the first
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from flat_programs import flat_program, normal, opcodes
 from snaprt_replay.hlo import hlo_module
-from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import CRASH, MISMATCH, NONFINITE, Check, Judge, Patience, Symptom
 from snaprt_replay.minify.cutting import Tap, normalized
@@ -33,17 +32,6 @@ CPU = parse_variant("cpu")
 def workers() -> Iterator[Workers]:
     with Workers(2) as started:
         yield started
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
-def lowered(function: Callable, *arguments: np.ndarray) -> XlaMessage:
-    module = jax.jit(function, keep_unused=True).lower(*arguments).compiler_ir("stablehlo")
-    flat = parse(HloModuleProto, jaxapi.module_to_hlo_proto(module), "test")
-    inline_calls(flat)
-    return flat
 
 
 def candidate_of(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> Candidate:
@@ -71,12 +59,6 @@ def shrunk(
     return shrink(candidate, check, start, Patience(), lambda _: [tap])
 
 
-def opcodes(candidate: Candidate) -> list[str]:
-    entry = hlo_module.entry_computation(candidate.modules[0])
-    plumbing = ("parameter", "tuple", "constant")
-    return [one.opcode for one in entry.instructions if one.opcode not in plumbing]
-
-
 def network(x, w, v):
     hidden = jnp.tanh(x @ w)
     return jnp.exp(jnp.cos(hidden @ v)), jnp.sin(hidden)
@@ -89,7 +71,7 @@ INPUTS = (normal(4, 6), normal(6, 8), normal(8, 3))
 
 
 def test_a_wrong_operation_is_left_alone_with_what_it_reads(workers: Workers) -> None:
-    right = lowered(network, *INPUTS)
+    right = flat_program(network, *INPUTS).module
     pair = [edited(right, "cosine", "sine"), right]
     found = shrunk(candidate_of(pair, INPUTS), MISMATCH, workers, 1, CPU)
     assert found is not None
@@ -104,7 +86,9 @@ def test_a_nan_is_followed_to_where_finite_values_make_it(workers: Workers) -> N
     def loss(x):
         return jnp.sum(jnp.sin(x) * jnp.log(jnp.abs(x) - 3) ** 2)
 
-    found = shrunk(candidate_of([lowered(loss, INPUTS[0])], INPUTS[:1]), NONFINITE, workers, 0)
+    found = shrunk(
+        candidate_of([flat_program(loss, INPUTS[0]).module], INPUTS[:1]), NONFINITE, workers, 0
+    )
     assert found is not None
     assert opcodes(found.candidate) == ["log"]
     assert found.neighbor is not None
@@ -159,7 +143,7 @@ def test_a_small_error_does_not_stand_for_a_large_one() -> None:
 
 
 def test_a_program_that_is_right_is_not_minified(workers: Workers) -> None:
-    candidate = candidate_of([lowered(network, *INPUTS)], INPUTS)
+    candidate = candidate_of([flat_program(network, *INPUTS).module], INPUTS)
     assert shrunk(candidate, MISMATCH, workers, 1, CPU) is None
 
 
@@ -173,7 +157,7 @@ def test_a_program_that_is_right_is_not_minified(workers: Workers) -> None:
 def test_a_failure_counts_where_it_is_seen_often_enough(
     repeat: int, needed: int, answer: str
 ) -> None:
-    candidate = candidate_of([lowered(jnp.sin, INPUTS[0])], INPUTS[:1])
+    candidate = candidate_of([flat_program(jnp.sin, INPUTS[0]).module], INPUTS[:1])
 
     def run(one: Candidate, side: int):
         raise AssertionError("this check runs nothing")
@@ -192,7 +176,7 @@ def test_a_failure_counts_where_it_is_seen_often_enough(
 def minified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a program whose cosine is a sine, from the command line."""
     folder = tmp_path_factory.mktemp("minify")
-    right = lowered(network, *INPUTS)
+    right = flat_program(network, *INPUTS).module
     (folder / "right.hlo.pb").write_bytes(serialize(right))
     (folder / "wrong.hlo.pb").write_bytes(serialize(edited(right, "cosine", "sine")))
     np.savez(folder / "inputs.npz", **{f"arg{n}": one for n, one in enumerate(INPUTS)})

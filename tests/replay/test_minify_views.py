@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flat_programs import flat_program, normal, opcodes
 from snaprt_replay.hlo import hlo_module
-from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.cutting import Base, Tap, normalized
 from snaprt_replay.minify.shapes import shapes
@@ -27,9 +27,6 @@ from snaprt_replay.minify.simpler import (
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 
-from snaprt import jaxapi
-from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse
-
 CPU = parse_variant("cpu")
 
 
@@ -39,27 +36,10 @@ def workers() -> Iterator[Workers]:
         yield started
 
 
-def lowered(function: Callable, *arguments: np.ndarray) -> XlaMessage:
-    module = jax.jit(function, keep_unused=True).lower(*arguments).compiler_ir("stablehlo")
-    flat = parse(HloModuleProto, jaxapi.module_to_hlo_proto(module), "test")
-    inline_calls(flat)
-    return flat
-
-
 def candidate_of(function: Callable, *arguments: np.ndarray) -> Candidate:
-    found = normalized([lowered(function, *arguments)], arguments)
+    found = normalized([flat_program(function, *arguments).module], arguments)
     assert found is not None
     return found[0]
-
-
-def opcodes(candidate: Candidate) -> list[str]:
-    entry = hlo_module.entry_computation(candidate.modules[0])
-    plumbing = ("parameter", "tuple", "constant")
-    return [one.opcode for one in entry.instructions if one.opcode not in plumbing]
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def chain(x, w):

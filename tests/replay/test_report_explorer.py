@@ -5,25 +5,19 @@ import math
 from pathlib import Path
 
 import pytest
+from flat_programs import flat_program
 from planted_faults import mlp
 from snaprt_replay.localize.findings import Localization, RegionError, ValueDifference
-from snaprt_replay.localize.program import FlatModule, flatten
+from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.report import model_explorer
 from snaprt_replay.report.charts import neighborhood
 from snaprt_replay.report.surroundings import surroundings
 
-from snaprt import jaxapi
-from snaprt.hlo.proto import HloModuleProto, parse
-
 
 @pytest.fixture(scope="module")
 def program() -> FlatModule:
-    import jax
-
     function, arguments = mlp()
-    lowered = jax.jit(function).lower(*arguments)
-    module = jaxapi.module_to_hlo_proto(jaxapi.parse_module(lowered.as_text().encode()))
-    return flatten(parse(HloModuleProto, module, Path("mlp")))
+    return flat_program(function, *arguments)
 
 
 @pytest.fixture(scope="module")
