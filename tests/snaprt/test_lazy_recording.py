@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from recordings import recorded
 
 import snaprt
 from snaprt import jaxapi, metrics
@@ -18,6 +19,7 @@ from snaprt.cli.main import main
 from snaprt.compile.lower import FLAG_NAME
 from snaprt.runtime.step import thread_trace
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.schema import Role
 from snaprt.snapshot.recorder.record import process_recorder
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
@@ -80,12 +82,9 @@ def every_parameter(bad: int | None = None) -> list[list[np.ndarray]]:
     return seen
 
 
-def recorded(folder: Path, role: str = "inputs") -> list[SnapshotFile]:
+def steps_recorded(folder: Path, role: Role = "inputs") -> list[SnapshotFile]:
     """Return the recorded steps of the training, oldest first."""
-    assert process_recorder().flush(60)
-    found = [open_snapshot(path) for path in folder.glob(f"*.{role}.snap")]
-    found = [one for one in found if len(big_arrays(one)) == 2]
-    return sorted(found, key=lambda one: one.manifest.execution.time)
+    return [one for one in recorded(folder, role) if len(big_arrays(one)) == 2]
 
 
 def big_arrays(file: SnapshotFile) -> list[np.ndarray]:
@@ -125,10 +124,10 @@ def test_a_step_that_donates_is_recorded_with_its_inputs_as_they_were(
         monkeypatch.setenv("SNAPRT_RECORD", "all" if number == 3 else "execution=1000")
 
     end = train(before)
-    files = recorded(folder)
+    files = steps_recorded(folder)
     assert donations(files) == [True]
     assert_recorded_as_it_was(files, range(3, 4), expected)
-    assert as_bytes(big_arrays(recorded(folder, "outputs")[0])) == as_bytes(expected[3])
+    assert as_bytes(big_arrays(steps_recorded(folder, "outputs")[0])) == as_bytes(expected[3])
     assert as_bytes(end) == as_bytes(expected[-1])
     monkeypatch.delenv("SNAPRT_RECORD")
     assert replay(folder) == 0
@@ -146,7 +145,7 @@ def test_every_step_is_recorded_whether_the_writer_is_faster_than_the_training_o
     monkeypatch.setenv("SNAPRT_RECORD", "all")
     monkeypatch.setenv("SNAPRT_RECORD_HOLD", hold)
     end = train(after=lambda _: is_written_at_once and process_recorder().flush(60))
-    files = recorded(folder)
+    files = steps_recorded(folder)
     assert len(files) == STEPS
     if is_written_at_once:  # nothing else holds the parameters then
         assert all(donations(files)[2:])
@@ -164,11 +163,11 @@ def test_the_step_in_which_a_nan_appears_is_recorded_with_finite_parameters(
     monkeypatch.setenv("SNAPRT_RECORD", "nan")
     monkeypatch.setenv("SNAPRT_RECORD_HOLD", hold)
     train(bad=4)
-    files = recorded(folder)
+    files = steps_recorded(folder)
     monkeypatch.delenv("SNAPRT_RECORD")
     assert_recorded_as_it_was(files, range(4, 5), every_parameter(bad=4))
     assert np.isfinite(big_arrays(files[0])).all()
-    assert recorded(folder, "outputs")[0].array(FLAG_NAME)
+    assert steps_recorded(folder, "outputs")[0].array(FLAG_NAME)
     if hold == "device":
         assert donations(files) == [False]
     assert replay(folder) == 0
@@ -182,7 +181,7 @@ def test_the_flight_recorder_has_the_last_steps_as_they_were(
     monkeypatch.setenv("SNAPRT_RECORD_HOLD", hold)
     end = train()
     snaprt.dump_now()
-    files = recorded(folder)
+    files = steps_recorded(folder)
     assert_recorded_as_it_was(files, range(STEPS - 2, STEPS), expected)
     assert as_bytes(end) == as_bytes(expected[-1])
     monkeypatch.delenv("SNAPRT_RECORD_KEEP_LAST")
@@ -207,7 +206,7 @@ def test_conditions_switched_between_steps_that_are_followed_compile_once_for_ea
     assert counts.compiled == 0
     assert len(set(points[STEPS:])) == 1  # the path is the same, with a flag and without
     assert as_bytes(end) == as_bytes(expected[-1])
-    assert recorded(folder) == []
+    assert steps_recorded(folder) == []
 
 
 def test_an_error_while_recording_after_steps_that_were_followed_leaves_the_graph_so_far(

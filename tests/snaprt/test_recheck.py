@@ -14,27 +14,21 @@ import numpy as np
 import pytest
 from broken_chips import faulty
 from programs import SNAPRT, run_program
+from recordings import recorded
 
 import snaprt
 from snaprt import metrics
 from snaprt.cli.main import main
 from snaprt.errors import UsageError
-from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.read import SnapshotFile
 from snaprt.snapshot.recorder import bits
 from snaprt.snapshot.recorder.conditions import parse_conditions
-from snaprt.snapshot.recorder.record import process_recorder
 
 COUNTERS = ("Rechecks", "RecheckMismatch", "RecheckNotDeterministic")
 
 
 def counts() -> list[int]:
     return [int(metrics.counter_value(name) or 0) for name in COUNTERS]
-
-
-def recorded(folder: Path, role: str = "inputs") -> list[SnapshotFile]:
-    assert process_recorder().flush(30)
-    paths = folder.glob(f"*.{role}.snap")
-    return sorted(map(open_snapshot, paths), key=lambda file: file.path.name)
 
 
 # The words
@@ -149,7 +143,7 @@ def test_a_fault_that_comes_once_is_found_and_recorded_with_both_outputs(
         train(step, mode, 5)
     assert counts() == [2, 1, 0]
     (inputs,) = recorded(tmp_path)
-    second, first = recorded(tmp_path, "outputs")
+    first, second = recorded(tmp_path, "outputs")
     assert [file.manifest.execution.run_number for file in (inputs, first, second)] == [1, 1, 2]
     recheck = inputs.manifest.execution.recheck
     assert recheck is not None

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import recordings
 from programs import SNAPRT, run_program
 
 from snaprt import lazy, mark_step, metrics, record
@@ -302,9 +303,8 @@ def test_slow_executions_are_recorded_and_fast_ones_are_not(
 
 
 def milliseconds_recorded(folder: Path) -> list[float]:
-    assert process_recorder().flush(30)
-    manifests = [open_snapshot(path).manifest for path in sorted(folder.glob("*.inputs.snap"))]
-    took = [re.search(r"it took ([0-9.]+) ms", one.execution.reason) for one in manifests]
+    reasons = [file.manifest.execution.reason for file in recordings.recorded(folder)]
+    took = [re.search(r"it took ([0-9.]+) ms", reason) for reason in reasons]
     return [float(found[1]) for found in took if found]
 
 

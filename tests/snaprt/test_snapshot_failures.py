@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import SNAPRT, run_program
+from recordings import recorded
 
 import snaprt
 from snaprt import lazy, mark_step, metrics
 from snaprt.compile.lower import FLAG_NAME, flag_of, watched
 from snaprt.errors import CompileError, ExecutionError
-from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder.pending import HeldExecution, about_to_donate, remember
 from snaprt.snapshot.recorder.record import process_recorder
 
@@ -28,12 +29,6 @@ from snaprt.snapshot.recorder.record import process_recorder
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path / "dump"))
     return tmp_path / "dump"
-
-
-def recorded(folder: Path, role: str = "inputs") -> list[SnapshotFile]:
-    assert process_recorder().flush(30)
-    found = [open_snapshot(path) for path in folder.glob(f"*.{role}.snap")]
-    return sorted(found, key=lambda one: one.manifest.execution.time)
 
 
 # The flag

@@ -8,17 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recordings import recorded
 
 import snaprt
 from snaprt.snapshot.format import repeated
-from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.recorder.record import process_recorder
-
-
-def recorded(folder: Path, role: str) -> list[SnapshotFile]:
-    process_recorder().flush()
-    found = [open_snapshot(path) for path in folder.glob(f"*.{role}.snap")]
-    return sorted(found, key=lambda one: one.manifest.execution.time)
 
 
 def test_each_of_many_executions_has_its_own_values_numbers_and_surroundings(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import SNAPRT, finish, start_program
+from recordings import recorded
 
 from snaprt import dump_now, lazy, mark_step, metrics
 from snaprt.snapshot.format.read import open_snapshot
@@ -56,8 +57,7 @@ def test_they_are_written_when_something_fails(folder: Path) -> None:
             x = x + 1.0
             mark_step()
         _ = {}["x"]
-    assert process_recorder().flush(30)
-    executions = [open_snapshot(path).manifest.execution for path in folder.glob("*.inputs.snap")]
+    executions = [file.manifest.execution for file in recorded(folder)]
     assert len(executions) == 3
     assert all("KeyError" in one.error for one in executions)
 

@@ -1,5 +1,5 @@
-"""Real executions with names of our choice, as snapshots: run by JAX, written by the recorder's own
-parts, without the recorder."""
+"""Real executions as snapshots: those that the recorder wrote; and some with our own names, run
+by JAX and written by parts of the recorder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import jax
 from snaprt import jaxapi
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.content import array_content, source_locations
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
+from snaprt.snapshot.recorder.record import process_recorder
 
 
 def record(
@@ -81,3 +83,14 @@ def record(
             folder / schema.file_name(own), schema.Contents(own, module, contents), store
         )
     return folder / schema.file_name(execution)
+
+
+def recorded(folder: Path, role: schema.Role = "inputs") -> list[SnapshotFile]:
+    """Return what the recorder has written into a folder, oldest first."""
+    assert process_recorder().flush(60)
+    files = map(open_snapshot, folder.glob(f"*.{role}.snap"))
+    return sorted(files, key=_order)
+
+
+def _order(file: SnapshotFile) -> tuple[float, int]:
+    return file.manifest.execution.time, file.manifest.execution.run_number
