@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
 from snaprt_cache.lock import Flight
+from threads import in_threads
 
 pytest.importorskip("fcntl")
 
@@ -178,11 +178,7 @@ def test_threads_of_one_process_compile_once(tmp_path: Path) -> None:
                 time.sleep(0.2)
                 role.stored = cache.put(KEY, b"executable", {})
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, work)
     assert len(compiled) == 1
 
 

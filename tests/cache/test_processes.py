@@ -7,7 +7,6 @@ import random
 import signal
 import sqlite3
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from programs import finish, start_program
 from snaprt_cache import Cache, Key, KeyPart
 from snaprt_cache import index as index_module
+from threads import in_threads
 
 # A payload that says which key it belongs to, so that a mix-up shows; its length varies.
 _COMMON = """
@@ -234,15 +234,9 @@ assert row.hits == 1, row
 
 def test_two_cache_objects_in_one_process_do_not_lock_each_other_out(tmp_path: Path) -> None:
     caches = [Cache.open(tmp_path / "cache") for _ in range(2)]
-    results: list[bool] = []
 
-    def work(cache: Cache) -> None:
-        results.extend(cache.put(_key(str(n)), b"payload", {}) for n in range(20))
+    def work(number: int) -> list[bool]:
+        return [caches[number].put(_key(str(n)), b"payload", {}) for n in range(20)]
 
-    threads = [threading.Thread(target=work, args=(cache,)) for cache in caches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 40
+    assert in_threads(2, work) == [[True] * 20] * 2
     assert caches[0].stats().puts == 40

@@ -26,6 +26,7 @@ from snaprt_cache.remote import (
     object_name,
     open_tier,
 )
+from threads import in_threads
 
 NAME = "ab" * 32
 OTHER = "cd" * 32
@@ -152,14 +153,8 @@ def test_many_threads_fetch_at_once(bucket: str, opened: Callable[..., RemoteTie
     tier = opened(bucket)
     tier.send(NAME, b"content")
     tier.close(20)
-    found: list[bytes | None] = []
     reader = opened(bucket, 30.0)
-    threads = [threading.Thread(target=lambda: found.append(reader.fetch(NAME))) for _ in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [b"content"] * 24
+    assert in_threads(24, lambda _: reader.fetch(NAME)) == [b"content"] * 24
 
 
 def test_a_web_server_is_read_and_never_written(

@@ -1,11 +1,11 @@
 import json
-import threading
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import run_program
+from threads import in_threads
 
 import snaprt
 from snaprt.compile import loaded, times
@@ -103,15 +103,11 @@ def test_a_stage_does_not_have_the_time_of_those_inside_it(monkeypatch: pytest.M
 def test_executions_of_several_threads_are_all_counted():
     program = times.ProgramTimes()
 
-    def execute() -> None:
+    def execute(_: int) -> None:
         for _ in range(20_000):
             program.executed(3)
 
-    threads = [threading.Thread(target=execute) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, execute)
     assert (program.executions, program.execute) == (80_000, 240_000)
 
 

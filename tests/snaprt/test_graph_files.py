@@ -1,7 +1,6 @@
 """XLA_SAVE_TENSORS_FILE gets each graph that runs, XLA_METRICS_FILE the metrics of each step."""
 
 import re
-import threading
 from pathlib import Path
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from programs import finish, run_program, start_program
+from threads import in_thread, in_threads
 
 import snaprt
 from snaprt.errors import UsageError
@@ -183,15 +183,11 @@ threads = [threading.Thread(target=work, args=(one,)) for one in sys.argv[2]]
 
 
 def test_each_thread_of_a_program_has_its_graphs_there(graphs):
-    def work():
+    def work(_):
         for size in (2, 3):
             step(jnp.ones((size, 5)))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    in_threads(3, work)
     assert len(blocks(graphs)) == 6
 
 
@@ -297,9 +293,7 @@ def test_the_metrics_are_appended_after_every_step(monkeypatch, tmp_path):
         for _ in range(2):
             step(jnp.ones((2, 3)))
 
-    thread = threading.Thread(target=work)  # a thread counts its own steps
-    thread.start()
-    thread.join()
+    in_thread(work)  # a thread counts its own steps
     before, first, second = re.split(r"\[MetricsData; step=(?:0|1)\]\n", file.read_text())
     assert before == "here before\n"
     assert "Counter: MarkStep\n  Value: 1\n" in first

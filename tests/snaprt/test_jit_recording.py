@@ -22,6 +22,7 @@ import pytest
 from jax._src.hijax import HiType, register_hitype
 from jax.experimental import checkify, io_callback
 from jax.sharding import NamedSharding, PartitionSpec
+from threads import in_threads
 
 import snaprt
 from snaprt import jaxapi
@@ -571,10 +572,8 @@ def test_calls_that_fail_leave_no_program_to_others_like_them(dump: Path, when: 
 
 def test_each_thread_records_in_its_own_scope(dump: Path) -> None:
     step = new_double()
-    barrier = threading.Barrier(4)
 
     def work(number: int) -> None:
-        barrier.wait()
         if number == 3:
             for _ in range(5):
                 step(x)
@@ -583,11 +582,7 @@ def test_each_thread_records_in_its_own_scope(dump: Path) -> None:
             for turn in range(5):
                 step(x + 10 * number + turn)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     for number in range(3):
         found = [one.array("value")[0] for one in recorded(dump / str(number))]
         assert found == [10 * number + turn for turn in range(5)]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from threads import in_thread
 
 import snaprt
 from snaprt import jaxapi
@@ -39,13 +40,6 @@ def recorded(folder: Path) -> list[tuple[str, int, float]]:
 
 def numbers(folder: Path) -> list[int]:
     return [number for _, number, _ in recorded(folder)]
-
-
-def in_thread(run: Callable[..., Any], *args: Any) -> None:
-    """Run something in a thread of its own, whose steps begin at 0."""
-    thread = threading.Thread(target=run, args=args)
-    thread.start()
-    thread.join()
 
 
 def new_step(name: str = "step", **options: Any) -> Callable[..., Any]:

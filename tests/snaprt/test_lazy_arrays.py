@@ -3,9 +3,7 @@
 import copy
 import functools
 import pickle
-import queue
 import sys
-import threading
 import weakref
 
 import jax
@@ -13,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import sparse
+from threads import in_thread
 
 import snaprt
 
@@ -242,11 +241,7 @@ def test_device_put_takes_lazy_arrays_outside_of_the_scope_and_in_other_threads(
     put = jax.device_put(tree, device)
     assert put["x"].tolist() == [0.0, 2.0, 4.0]
     assert keys_of(put["key"]) == keys_of(jax.random.split(jax.random.key(0), 3))
-    prefetched = queue.Queue()
-    thread = threading.Thread(target=lambda: prefetched.put(jax.device_put(other, device)))
-    thread.start()
-    thread.join()
-    assert prefetched.get().tolist() == [0.0, 3.0, 6.0]
+    assert in_thread(jax.device_put, other, device).tolist() == [0.0, 3.0, 6.0]
 
 
 def test_equinox_loads_leaves_in_place_of_lazy_ones(tmp_path):

@@ -4,7 +4,6 @@ import functools
 import gc
 import json
 import operator
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from counting import counting
 from programs import SNAPRT, run_program
+from threads import in_thread
 
 import snaprt
 from snaprt.explain.cuts import Collector
@@ -43,21 +43,12 @@ def new_weights(width=64):
 
 def in_new_thread(function):
     """Return what ``function`` returns in a thread that has marked no step yet, run lazily."""
-    found = []
 
     def work():
-        try:
-            with snaprt.lazy():
-                found.append(function())
-        except BaseException as error:
-            found.append(error)
+        with snaprt.lazy():
+            return function()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    return in_thread(work)
 
 
 def cuts(cause):

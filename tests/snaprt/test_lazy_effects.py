@@ -12,6 +12,7 @@ import pytest
 from counting import counting
 from jax.experimental import io_callback
 from programs import run_program
+from threads import in_thread, in_threads
 
 import snaprt
 
@@ -127,71 +128,45 @@ def test_an_error_at_execution_is_caught_by_programs_that_know_only_jax():
 def test_an_array_made_in_one_thread_is_read_in_another():
     with snaprt.lazy():
         x = jnp.arange(4.0) * 2
-    results = []
 
     def work():
-        results.append(np.asarray(x).tolist())
+        assert np.asarray(x).tolist() == [0, 2, 4, 6]
         with snaprt.lazy():
-            results.append(np.asarray(x + 1).tolist())
+            assert np.asarray(x + 1).tolist() == [1, 3, 5, 7]
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert results == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    in_thread(work)
 
 
 def test_a_pending_array_of_one_thread_is_an_operand_in_another():
-    made = []
-
     def produce():
         with snaprt.lazy():
-            made.append(jnp.ones(3) * 5)
+            return jnp.ones(3) * 5
 
-    thread = threading.Thread(target=produce)
-    thread.start()
-    thread.join()
+    made = in_thread(produce)
     with snaprt.lazy():
-        result = made[0] + 1
+        result = made + 1
         snaprt.mark_step()
     np.testing.assert_array_equal(result, [6, 6, 6])
 
 
 def test_threads_record_on_their_own_at_the_same_time():
-    failures = []
-
     def work(seed):
-        try:
-            with snaprt.lazy():
-                x = jnp.full(4, float(seed))
-                for step in range(20):
-                    x = x + step
-                    if step % 5 == 0:
-                        snaprt.mark_step()
-                np.testing.assert_array_equal(x, seed + 190)
-        except BaseException as error:
-            failures.append(error)
+        with snaprt.lazy():
+            x = jnp.full(4, float(seed))
+            for step in range(20):
+                x = x + step
+                if step % 5 == 0:
+                    snaprt.mark_step()
+            np.testing.assert_array_equal(x, seed + 190)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(8, work)
 
 
 def test_many_threads_may_read_one_pending_array():
     with snaprt.lazy():
         x = jnp.arange(3.0) + 1
-    results = []
     with counting() as counts:
-        threads = [
-            threading.Thread(target=lambda: results.append(np.asarray(x).sum())) for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert results == [6.0] * 8
+        assert in_threads(8, lambda _: np.asarray(x).sum()) == [6.0] * 8
     assert counts.graphs == 1
 
 

@@ -1,7 +1,6 @@
 """Effects that no graph can hold happen at once; those that are pending are never lost."""
 
 import io
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax._src import error_check
 from jax.experimental import checkify, io_callback
 from jax.extend import core as jex_core
 from programs import run_program
+from threads import in_thread
 
 import snaprt
 
@@ -355,9 +355,7 @@ def test_effects_that_a_thread_left_run_at_the_next_wait():
         snaprt.enable()
         note(log, jnp.ones(()) * 7)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_thread(work)
     assert log == []
     jax.effects_barrier()
     assert log == [7.0]

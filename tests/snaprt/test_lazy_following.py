@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from counting import counting
 from jax import lax
+from threads import in_threads
 
 import snaprt
 from snaprt.runtime.step import thread_trace
@@ -241,7 +242,6 @@ def test_a_graph_that_grows_past_the_limit_is_cut_and_counted(monkeypatch):
 
 
 def test_threads_pass_arrays_to_each_other_while_all_record():
-    failures = []
     shared = {}
     barrier = threading.Barrier(4)
 
@@ -262,16 +262,11 @@ def test_threads_pass_arrays_to_each_other_while_all_record():
                         both, seed + (seed + 1) % 4 + 2 * round_number + 20
                     )
                     barrier.wait(60)
-        except BaseException as error:
-            failures.append(error)
+        except BaseException:
             barrier.abort()
+            raise
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(4, work)
 
 
 def test_a_thread_reads_what_another_is_recording():

@@ -2,12 +2,12 @@
 
 import queue
 import threading
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from threads import in_threads
 
 import snaprt
 
@@ -17,27 +17,6 @@ SHAPE = (64, 64)  # large enough for its memory to be given away
 @jax.jit
 def _mixed(mine, other):
     return mine * 2 - other
-
-
-def _in_threads(number: int, work: Callable[[int], None]) -> None:
-    """Run ``work`` in threads that begin together, and raise what one of them raised."""
-    failures = []
-    barrier = threading.Barrier(number)
-
-    def run(index):
-        try:
-            barrier.wait(60)
-            work(index)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 SIZES = [
@@ -77,7 +56,7 @@ def test_arrays_go_round_while_every_thread_updates_its_own_in_place(threads, ro
             snaprt.mark_step()
             check(mine, expected)
 
-    _in_threads(threads, work)
+    in_threads(threads, work)
     _finish_the_background()
     assert wrong == []
 
@@ -100,7 +79,7 @@ def test_threads_that_begin_with_one_array_leave_it_alone(threads, rounds):
                         snaprt.mark_step()
                 results[index] = np.asarray(value)
 
-        _in_threads(threads, work)
+        in_threads(threads, work)
         expected = np.arange(4096.0).reshape(SHAPE) + 1
         for index in range(threads):
             np.testing.assert_array_equal(results[index], expected + index * rounds)
@@ -118,7 +97,7 @@ def test_threads_draw_keys_that_all_differ():
             snaprt.mark_step()
         drawn.extend(tuple(np.asarray(key).tolist()) for key in keys)
 
-    _in_threads(4, work)
+    in_threads(4, work)
     assert len(set(drawn)) == 16
 
 
@@ -131,7 +110,7 @@ def test_threads_that_run_one_program_first_at_once_agree():
             snaprt.mark_step()
         results.append(float(value))
 
-    _in_threads(8, work)
+    in_threads(8, work)
     assert len(set(results)) == 1
 
 
@@ -139,9 +118,8 @@ def test_other_threads_call_a_jitted_function_that_closes_over_a_lazy_array_agai
     with snaprt.lazy():
         weights = jnp.arange(6.0).reshape(2, 3)
         jitted = jax.jit(lambda x: (x @ weights).sum())
-        found = []
-        _in_threads(2, lambda _: found.extend(float(jitted(np.full(2, i, "f"))) for i in range(3)))
-        assert sorted(found) == [0, 0, 15, 15, 30, 30]
+        found = in_threads(2, lambda _: [float(jitted(np.full(2, i, "f"))) for i in range(3)])
+        assert found == [[0, 15, 30]] * 2
     assert [float(jitted(np.full(2, i, "f"))) for i in range(3)] == [0, 15, 30]
 
 

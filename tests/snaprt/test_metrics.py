@@ -1,11 +1,11 @@
 import json
 import os
 import re
-import threading
 from pathlib import Path
 
 import pytest
 from programs import run_program
+from threads import in_thread, in_threads
 
 from snaprt import metrics
 from snaprt.errors import SnaprtError, UsageError
@@ -131,37 +131,27 @@ def test_a_timed_block_adds_nanoseconds_even_when_it_raises():
 
 
 def test_counts_of_many_threads_add_up_exactly():
-    def count() -> None:
+    def count(_: int) -> None:
         for _ in range(100_000):
             metrics.counter_add("CachedCompile")
 
-    threads = [threading.Thread(target=count) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, count)
     assert metrics.counter_value("CachedCompile") == 800_000
 
 
 def test_counts_of_ended_threads_are_kept_without_keeping_the_threads():
     for _ in range(50):
-        thread = threading.Thread(target=metrics.counter_add, args=("MarkStep",))
-        thread.start()
-        thread.join()
+        in_thread(metrics.counter_add, "MarkStep")
     assert metrics.counter_value("MarkStep") == 50
     assert len(metrics._thread_counts) < 10
 
 
 def test_samples_of_many_threads_add_up_exactly():
-    def add() -> None:
+    def add(_: int) -> None:
         for _ in range(5_000):
             metrics.metric_add("OutboundData", 2)
 
-    threads = [threading.Thread(target=add) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, add)
     assert metrics.metric_data("OutboundData")[:2] == (40_000, 80_000)
 
 

@@ -9,6 +9,7 @@ import pytest
 from counting import counting
 from jax.experimental import io_callback
 from programs import run_program
+from threads import in_thread
 
 import snaprt
 
@@ -137,9 +138,7 @@ def test_each_thread_has_its_own_closures_and_may_get_an_array_of_another():
             snaprt.add_step_closure(lambda a: seen.append(float(a[0])), (pending,))
             snaprt.mark_step()
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_thread(work)
         assert seen == [7.0]
         snaprt.mark_step()
     assert seen == [7.0, "mine"]
