@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from damage import flip_bit
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 from snaprt_cache.bundle import Bundle, bundled_blobs, read_bundle, write_bundle
 
@@ -266,9 +267,7 @@ def test_an_unsigned_bundle_is_refused_where_a_key_is_set(
 def test_nothing_of_a_damaged_bundle_is_imported(
     bundle: Bundle, other: Cache, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = bytearray(bundle.path.read_bytes())
-    content[-2000] ^= 1  # in the last of the entries
-    bundle.path.write_bytes(content)
+    flip_bit(bundle.path, -2000)  # in the last of the entries
     assert main.main(["cache", "import", str(bundle.path), "--dir", str(other.path)]) == 2
     assert "not a valid bundle" in capsys.readouterr().err
     assert other.entries() == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from damage import flip_bit
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 
 from snaprt.cli.main import cache_group
@@ -39,9 +40,7 @@ def _json(cache: Cache, *words: str) -> dict:
 
 def _damage(cache: Cache, name: str) -> Path:
     path = cache.blob_path(_key(name).digest)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, -1)
     return path
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import programs
 import pytest
+from damage import flip_bit
 from programs import SNAPRT, start_program
 from snaprt_cache import Cache
 
@@ -125,9 +126,7 @@ def test_a_damaged_entry_never_reaches_xla_and_is_made_anew(cold) -> None:
     cache = Cache.open(folder / "cache")
     for entry in entries_of(folder, "jit_f"):
         path = cache.blob_path(entry.key)
-        content = bytearray(path.read_bytes())
-        content[len(content) * 2 // 3] ^= 4
-        path.write_bytes(content)
+        flip_bit(path, path.stat().st_size * 2 // 3)
     found = run(folder, program())
     assert found["result"] == first["result"]
     assert found["PersistentCacheCorrupt"] == found["PersistentCachePut"] == 1

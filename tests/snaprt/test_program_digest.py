@@ -6,6 +6,7 @@ import jax
 import jax.experimental.layout
 import jax.numpy as jnp
 import pytest
+from damage import flip_bit
 from programs import run_program
 
 import snaprt
@@ -137,9 +138,7 @@ def test_a_damaged_note_is_healed_and_changes_nothing(monkeypatch, tmp_path):
         _run_in_new_process_state(monkeypatch)
         for blob in cache.glob("v1/blobs/*/*.blob"):
             if damage is not None and b'"note"' in blob.read_bytes():
-                content = bytearray(blob.read_bytes())
-                content[damage] ^= 1
-                blob.write_bytes(content)
+                flip_bit(blob, damage)
         with snaprt.lazy():
             y = jnp.tanh(X @ X.T) * 1.75
             snaprt.mark_step()

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damage import flip_bit
 from recordings import record
 
 from snaprt import metrics
@@ -44,6 +45,11 @@ def arguments(scale: float = 1.0) -> dict[str, jax.Array]:
 
 def stored(folder: Path) -> list[Path]:
     return prune.stored_arrays(folder)
+
+
+def damage_array(path: Path, damage: str) -> None:
+    size = path.stat().st_size
+    flip_bit(path, size // 2) if damage == "flip" else os.truncate(path, size - 7)
 
 
 def test_an_array_of_many_executions_is_stored_once_and_read_from_each(
@@ -116,9 +122,7 @@ def test_a_damaged_array_is_written_anew_before_it_is_used_again(
 ) -> None:
     first = record(tmp_path, model, arguments(), store=store)
     (path,) = stored(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content if damage == "flip" else content[:-7])
+    damage_array(path, damage)
     second = record(tmp_path, model, arguments(), store=ArrayStore(tmp_path), execution_count=1)
     for snapshot in (first, second):
         assert np.array_equal(open_snapshot(snapshot).array("weights"), WEIGHTS)
@@ -132,9 +136,7 @@ def test_listing_and_packing_notice_a_damaged_stored_array(
     snapshot = record(tmp_path, model, arguments(), store=store)
     assert main(["ls", str(tmp_path)]) == 0
     (path,) = stored(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip_bit(path, -1)
     capfd.readouterr()
     assert main(["ls", str(tmp_path)]) == 1
     assert path.name in capfd.readouterr().err
@@ -161,9 +163,7 @@ def test_a_damaged_stored_array_is_an_error_that_names_it(
 ) -> None:
     path = record(tmp_path, model, arguments(), store=store)
     (array,) = stored(tmp_path)
-    content = bytearray(array.read_bytes())
-    content[len(content) // 2] ^= 1
-    array.write_bytes(content if damage == "flip" else content[:-1])
+    damage_array(array, damage)
     with pytest.raises(SnapshotError, match="is damaged: array weights") as raised:
         open_snapshot(path).array("weights")
     assert str(array) in raised.value.message
