@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from snaprt_replay.load.load import load
 from snaprt_replay.report import model
 from snaprt_replay.report.model import Report
 from snaprt_replay.run import player
-from snaprt_replay.run.rerun import DeviceReplays, Replay, replay_case, replay_on_all_devices
+from snaprt_replay.run.rerun import Replay, replay_case, replay_on_all_devices
 from snaprt_replay.run.trial import PROCESSES, try_case
 from snaprt_replay.run.variants.variants import Variant
 from snaprt_replay.run.workers import Workers
@@ -147,23 +147,27 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
             return gather.of_trial(trial, request.words)
         if request.variant.kind == "compile-only":
             return _compile(case, request, workers)
+
+        def replay_as(variant: Variant) -> Replay:
+            return replay_case(
+                case,
+                variant,
+                workers,
+                repeat=request.repeat,
+                tolerance=request.tolerance,
+                isolated=request.isolated,
+                profile=request.profile,
+            )
+
         if request.all_devices:
-            replay_on: Callable[..., Replay | DeviceReplays] = replay_on_all_devices
+            replays = replay_on_all_devices(case, request.variant, replay_as)
+            replayed = replays.usual
         else:
-            replay_on = functools.partial(replay_case, profile=request.profile)
-        outcome = replay_on(
-            case,
-            request.variant,
-            workers,
-            repeat=request.repeat,
-            tolerance=request.tolerance,
-            isolated=request.isolated,
-        )
-        replayed = outcome.usual if isinstance(outcome, DeviceReplays) else outcome
+            replays, replayed = None, replay_as(request.variant)
         if request.save is not None:
             _save(request.save, replayed.played.outputs)
         report = gather.of_replay(replayed, request.words)
-        return gather.on_devices(report, outcome) if isinstance(outcome, DeviceReplays) else report
+        return report if replays is None else gather.on_devices(report, replays)
     except SnaprtError as error:
         return gather.of_failure(path, error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -284,15 +284,9 @@ class DeviceReplays:
 
 
 def replay_on_all_devices(
-    case: Case,
-    variant: Variant,
-    workers: Workers,
-    *,
-    repeat: int = 1,
-    tolerance: ToleranceRequest | None = None,
-    isolated: bool | None = None,
+    case: Case, variant: Variant, replay_as: Callable[[Variant], Replay]
 ) -> DeviceReplays:
-    """Do what `replay_case` does on each local device of the variant's platform.
+    """Replay a case on each local device of the variant's platform.
 
     Raises:
         UsageError: The program runs on several devices.
@@ -308,17 +302,7 @@ def replay_on_all_devices(
     replays = []
     for device in jax.local_devices(backend=platform):
         name = devices.device_name(device)
-        on_device = dataclasses.replace(variant, text=name, device=name)
-        replays.append(
-            replay_case(
-                case,
-                on_device,
-                workers,
-                repeat=repeat,
-                tolerance=tolerance,
-                isolated=isolated,
-            )
-        )
+        replays.append(replay_as(dataclasses.replace(variant, text=name, device=name)))
     digests = [_digest(replay) for replay in replays]
     order = [digest for digest, _ in Counter(digests).most_common()]
     results = tuple(order.index(digest) + 1 for digest in digests)
