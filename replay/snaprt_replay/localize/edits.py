@@ -89,22 +89,22 @@ class _Making:
     def _combine(self, compared: ComputationDiff) -> int:
         """Add a computation combined from two; return its id."""
         ours, _ = compared.lines
-        keys = _ordered(compared, self.exchanges)
+        mixture = _Mixture(compared, self.exchanges)
+        keys = mixture.ordered()
         called = {
             key: self._called(compared, key)
             for key in keys
-            if _found(compared, key).called_computation_ids
+            if mixture.found(key).called_computation_ids
         }
         computation = self._started(ours.computation)
         ids: dict[_Key, int] = {}
         for key in keys:
-            copy = self._copied(_found(compared, key), key.source == "reference")
-            operands = _operands(compared, self.exchanges, key)
-            copy.operand_ids[:] = [ids[operand] for operand in operands]
+            copy = self._copied(mixture.found(key), key.source == "reference")
+            copy.operand_ids[:] = [ids[operand] for operand in mixture.operands(key)]
             copy.called_computation_ids[:] = called.get(key, ())
             computation.instructions.append(copy)
             ids[key] = copy.id
-        computation.root_id = ids[_root(compared, self.exchanges)]
+        computation.root_id = ids[mixture.root()]
         self.computations.append(computation)
         return computation.id
 
@@ -161,97 +161,90 @@ class _Making:
         return self.last_id
 
 
-def _found(compared: ComputationDiff, key: _Key) -> XlaMessage:
-    return compared.lines[key.source == "reference"].by_id[key.instruction]
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mixture:
+    """Two computations, of which one has some instructions of the other."""
 
+    compared: ComputationDiff
+    exchanges: frozenset[Exchange]
 
-def _root(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> _Key:
-    ours, theirs = compared.lines
-    if exchange_of(compared, RESULT) in exchanges:
-        return _theirs(compared, exchanges, theirs.root.id)
-    return _mixed(compared, exchanges, ours.root.id)
+    def found(self, key: _Key) -> XlaMessage:
+        return self.compared.lines[key.source == "reference"].by_id[key.instruction]
 
+    def root(self) -> _Key:
+        ours, theirs = self.compared.lines
+        if exchange_of(self.compared, RESULT) in self.exchanges:
+            return self._theirs(theirs.root.id)
+        return self._mixed(ours.root.id)
 
-def _theirs(compared: ComputationDiff, exchanges: frozenset[Exchange], reference_id: int) -> _Key:
-    """Return the instruction that takes the place of an instruction of the reference."""
-    if reference_id in compared.partners_back:
-        return _mixed(compared, exchanges, compared.partners_back[reference_id])
-    like = compared.by_value.get(compared.digests[1].values[reference_id])
-    return _Key("reference", reference_id) if like is None else _Key("kept", like)
+    def _theirs(self, reference_id: int) -> _Key:
+        """Return the instruction that takes the place of an instruction of the reference."""
+        compared = self.compared
+        if reference_id in compared.partners_back:
+            return self._mixed(compared.partners_back[reference_id])
+        like = compared.by_value.get(compared.digests[1].values[reference_id])
+        return _Key("reference", reference_id) if like is None else _Key("kept", like)
 
+    def _mixed(self, suspect_id: int) -> _Key:
+        """Return the instruction that takes the place of an instruction of the suspect."""
+        compared = self.compared
+        if exchange_of(compared, suspect_id) in self.exchanges:
+            return _Key("reference", compared.partners[suspect_id])
+        is_parameter = compared.lines[0].by_id[suspect_id].opcode == "parameter"
+        is_known = suspect_id not in compared.partners and _known_there(compared, suspect_id)
+        return _Key("kept" if is_parameter or is_known else "suspect", suspect_id)
 
-def _mixed(compared: ComputationDiff, exchanges: frozenset[Exchange], suspect_id: int) -> _Key:
-    """Return the instruction that takes the place of an instruction of the suspect."""
-    if exchange_of(compared, suspect_id) in exchanges:
-        return _Key("reference", compared.partners[suspect_id])
-    if compared.lines[0].by_id[suspect_id].opcode == "parameter":
-        return _Key("kept", suspect_id)
-    if (
-        suspect_id not in compared.partners
-        and compared.digests[0].values[suspect_id] in compared.values_there
-    ):
-        return _Key("kept", suspect_id)
-    return _Key("suspect", suspect_id)
+    def operands(self, key: _Key) -> list[_Key]:
+        compared = self.compared
+        ours, theirs = compared.lines
+        if key.source == "kept":
+            return [_Key("kept", operand) for operand in ours.by_id[key.instruction].operand_ids]
+        is_theirs = key.source == "reference"
+        partners = compared.partners_back if is_theirs else compared.partners
+        partner = partners.get(key.instruction)
+        read = (theirs if is_theirs else ours).by_id[key.instruction].operand_ids
+        beside: Sequence[int] = ()
+        if partner is not None:
+            beside = (ours if is_theirs else theirs).by_id[partner].operand_ids
+        operands = []
+        for index, operand in enumerate(read):
+            counterpart = beside[index] if index < len(beside) else None
+            our_id, their_id = (counterpart, operand) if is_theirs else (operand, counterpart)
+            if (
+                our_id is not None
+                and their_id is not None
+                and compared.has_same_value(our_id, their_id)
+            ):
+                operands.append(_Key("kept", our_id))
+            else:
+                operands.append(self._theirs(operand) if is_theirs else self._mixed(operand))
+        return operands
 
-
-def _operands(compared: ComputationDiff, exchanges: frozenset[Exchange], key: _Key) -> list[_Key]:
-    ours, theirs = compared.lines
-    if key.source == "kept":
-        return [_Key("kept", operand) for operand in ours.by_id[key.instruction].operand_ids]
-    is_theirs = key.source == "reference"
-    partners = compared.partners_back if is_theirs else compared.partners
-    partner = partners.get(key.instruction)
-    read = (theirs if is_theirs else ours).by_id[key.instruction].operand_ids
-    beside: Sequence[int] = ()
-    if partner is not None:
-        beside = (ours if is_theirs else theirs).by_id[partner].operand_ids
-    operands = []
-    for index, operand in enumerate(read):
-        counterpart = beside[index] if index < len(beside) else None
-        our_id, their_id = (counterpart, operand) if is_theirs else (operand, counterpart)
-        if (
-            our_id is not None
-            and their_id is not None
-            and compared.has_same_value(our_id, their_id)
-        ):
-            operands.append(_Key("kept", our_id))
-        elif not is_theirs:
-            operands.append(_mixed(compared, exchanges, operand))
-        else:
-            operands.append(_theirs(compared, exchanges, operand))
-    return operands
-
-
-def _ordered(compared: ComputationDiff, exchanges: frozenset[Exchange]) -> list[_Key]:
-    """Return the parameters and all instructions that the result needs, operands first."""
-    first = [
-        _Key("kept", instruction.id)
-        for instruction in compared.lines[0].computation.instructions
-        if instruction.opcode == "parameter"
-    ]
-    ordered: dict[_Key, None] = dict.fromkeys(first)
-    open_: set[_Key] = set()
-
-    def operands(key: _Key) -> Iterator[_Key]:
-        return iter(_operands(compared, exchanges, key))
-
-    root = _root(compared, exchanges)
-    waiting = [] if root in ordered else [(root, operands(root))]
-    open_.add(root)
-    while waiting:
-        key, pending = waiting[-1]
-        for operand in pending:
-            if operand in open_:
-                raise CannotCombineError("the two programs order their operations differently")
-            if operand not in ordered:
-                open_.add(operand)
-                waiting.append((operand, operands(operand)))
-                break
-        else:
-            waiting.pop()
-            open_.discard(key)
-            ordered[key] = None
-    return list(ordered)
+    def ordered(self) -> list[_Key]:
+        """Return the parameters and all instructions that the result needs, operands first."""
+        first = [
+            _Key("kept", instruction.id)
+            for instruction in self.compared.lines[0].computation.instructions
+            if instruction.opcode == "parameter"
+        ]
+        ordered: dict[_Key, None] = dict.fromkeys(first)
+        root = self.root()
+        open_ = {root}
+        waiting = [] if root in ordered else [(root, iter(self.operands(root)))]
+        while waiting:
+            key, pending = waiting[-1]
+            for operand in pending:
+                if operand in open_:
+                    raise CannotCombineError("the two programs order their operations differently")
+                if operand not in ordered:
+                    open_.add(operand)
+                    waiting.append((operand, iter(self.operands(operand))))
+                    break
+            else:
+                waiting.pop()
+                open_.discard(key)
+                ordered[key] = None
+        return list(ordered)
 
 
 _GROUPING = frozenset({"tuple", "get-tuple-element"})
@@ -293,14 +286,14 @@ class _Joined:
 def edits_between(compared: ComputationDiff) -> list[Edit]:
     """Return how two programs differ, in program order, given their entry computations."""
     joined = _Joined()
-    members: dict[_Node, tuple[ComputationDiff, tuple[str, ...]]] = {}
+    members: dict[_Node, _Member] = {}
     for nested, frame in _nested(compared, ()):
         for node in _differing(nested, joined):
-            members.setdefault(node, (nested, frame))
-    sets: defaultdict[Hashable, list[_Node]] = defaultdict(list)
-    for node in members:
-        sets[joined.find(node)].append(node)
-    return [_edit([(node, *members[node]) for node in nodes]) for nodes in sets.values()]
+            members.setdefault(node, _Member(node.instruction, nested, frame))
+    sets: defaultdict[Hashable, list[_Member]] = defaultdict(list)
+    for node, member in members.items():
+        sets[joined.find(node)].append(member)
+    return list(map(_edit, sets.values()))
 
 
 def _nested(
@@ -381,106 +374,113 @@ def _reshaped(ours: Line, theirs: Line, suspect_id: int, reference_id: int) -> b
     return shape_text(ours.by_id[suspect_id].shape) != shape_text(theirs.by_id[reference_id].shape)
 
 
-_Member = tuple[_Node, ComputationDiff, tuple[str, ...]]
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Member:
+    """An instruction of the suspect that belongs to an edit."""
+
+    id: int
+    compared: ComputationDiff  # of the computation that contains it
+    frame: tuple[str, ...]  # the enclosing loops and branches
+
+    @property
+    def line(self) -> Line:
+        return self.compared.lines[0]
+
+    @property
+    def instruction(self) -> XlaMessage:
+        return self.line.by_id[self.id]
+
+    @property
+    def partner(self) -> int | None:
+        return self.compared.partners.get(self.id)
+
+    @property
+    def origin(self) -> int | None:
+        return self.line.program.origins.get(self.id)
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether it differs from a partner itself, not just in its operands."""
+        partner = self.partner
+        return partner is not None and not self.compared.has_same_content(self.id, partner)
+
+    @property
+    def works(self) -> bool:
+        return self.instruction.opcode not in NO_WORK and self.id not in self.line.free
+
+    @property
+    def groups(self) -> bool:
+        return self.instruction.opcode in _GROUPING
 
 
 def _edit(members: Sequence[_Member]) -> Edit:
     pairs = frozenset(
-        exchange_of(compared, node.instruction)
-        for node, compared, _ in members
-        if node.instruction == RESULT or node.instruction in compared.partners
+        exchange_of(member.compared, member.id)
+        for member in members
+        if member.id == RESULT or member.partner is not None
     )
-    members = [member for member in members if member[0].instruction != RESULT] or [
-        (node._replace(instruction=compared.lines[0].root.id), compared, frame)
-        for node, compared, frame in members
+    members = [member for member in members if member.id != RESULT] or [
+        dataclasses.replace(member, id=member.line.root.id) for member in members
     ]
     named, origins = [], set()
     for member in _to_name(members):
-        origin = member[1].lines[0].program.origins.get(member[0].instruction)
-        if origin is None or origin not in origins:
+        if member.origin is None or member.origin not in origins:
             named.append(member)
-        origins.add(origin)
+        origins.add(member.origin)
     return Edit(pairs, tuple(map(_place, named)), tuple(map(_reason, named)))
-
-
-def _instruction(member: _Member) -> XlaMessage:
-    node, compared, _ = member
-    return compared.lines[0].by_id[node.instruction]
 
 
 def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
     """Return the changed instructions; else the removed ones or those with other operands."""
-    own = [member for member in members if _partner(member) is not None and _is_changed(member)]
-    extra = [member for member in members if _partner(member) is None]
-    reading = [
-        member for member in members if _partner(member) is not None and not _is_changed(member)
-    ]
-    working = [member for member in extra if _works(member)]
-    sources = {
-        member[1].lines[0].program.origins.get(_id(member), _id(member)) for member in working
-    }
+    own = [member for member in members if member.is_changed]
+    extra = [member for member in members if member.partner is None]
+    reading = [member for member in members if member.partner is not None and not member.is_changed]
+    working = [member for member in extra if member.works]
+    sources = {member.id if member.origin is None else member.origin for member in working}
     if len(sources) == 1 and reading and all(_is_passed_by(member, working) for member in reading):
         reading = working
-    elif working and all(_instruction(member).opcode in _GROUPING for member in reading):
+    elif working and all(member.groups for member in reading):
         # A tuple computes nothing: the value that it no longer contains is the one that changed.
         reading = reading if all(map(_reads_known, reading)) else working[-1:]
     named = own or reading or extra
-    return [member for member in named if _instruction(member).opcode not in _GROUPING] or named
+    return [member for member in named if not member.groups] or named
 
 
-def _partner(member: _Member) -> int | None:
-    node, compared, _ = member
-    return compared.partners.get(node.instruction)
-
-
-def _is_changed(member: _Member) -> bool:
-    """Return whether the instruction itself differs from its partner, not just its operands."""
-    node, compared, _ = member
-    return not compared.has_same_content(node.instruction, compared.partners[node.instruction])
+def _read_by_partner(member: _Member) -> Sequence[int]:
+    """Return what the partner of an instruction reads."""
+    assert member.partner is not None
+    operands: Sequence[int] = member.compared.lines[1].by_id[member.partner].operand_ids
+    return operands
 
 
 def _reads_known(reader: _Member) -> bool:
     """Return whether the suspect's program has everything that the partner reads."""
-    compared, reference_id = reader[1], _partner(reader)
-    assert reference_id is not None
+    compared = reader.compared
     return all(
         operand in compared.partners_back or _known_here(compared, operand)
-        for operand in compared.lines[1].by_id[reference_id].operand_ids
+        for operand in _read_by_partner(reader)
     )
-
-
-def _works(member: _Member) -> bool:
-    line = member[1].lines[0]
-    return _instruction(member).opcode not in NO_WORK and _id(member) not in line.free
-
-
-def _id(member: _Member) -> int:
-    return member[0].instruction
 
 
 def _is_passed_by(reader: _Member, taken_out: Sequence[_Member]) -> bool:
     """Return whether the partner reads directly what a removed instruction reads here."""
-    compared = reader[1]
-    reference_id = _partner(reader)
-    assert reference_id is not None
-    read = compared.lines[1].by_id[reference_id].operand_ids
-    before = [operand for member in taken_out for operand in _instruction(member).operand_ids]
+    compared = reader.compared
+    before = [operand for member in taken_out for operand in member.instruction.operand_ids]
     return any(
         compared.has_same_value(operand, other) or compared.partners.get(operand) == other
         for operand in before
-        for other in read
+        for other in _read_by_partner(reader)
     )
 
 
 def _place(member: _Member) -> InstructionPlace:
     """Describe an instruction; one computed from constants gets the source of its reader."""
-    node, compared, frame = member
-    line = compared.lines[0]
-    place = line.place(line.by_id[node.instruction], frame)
-    read = node.instruction
+    line = member.line
+    place = line.place(member.instruction, member.frame)
+    read = member.id
     while _is_constant(line, read):
         readers = [instruction for instruction in line.order if read in instruction.operand_ids]
-        changed = (reader for reader in readers if not _known_there(compared, reader.id))
+        changed = (reader for reader in readers if not _known_there(member.compared, reader.id))
         reader = next(changed, readers[0] if readers else None)
         if reader is None:
             break
@@ -499,12 +499,10 @@ def _is_constant(line: Line, instruction_id: int) -> bool:
 
 
 def _reason(member: _Member) -> str:
-    node, compared, _ = member
-    ours, theirs = compared.lines
-    other_id = compared.partners.get(node.instruction)
-    if other_id is None:
+    compared = member.compared
+    if member.partner is None:
         return "is not in the reference"
-    suspect, reference = ours.by_id[node.instruction], theirs.by_id[other_id]
+    suspect, reference = member.instruction, compared.lines[1].by_id[member.partner]
     reasons = list(_attributes(content_of(suspect), content_of(reference)))
     if not reasons and not compared.has_same_content(suspect.id, reference.id):
         reasons = list(_called(compared, suspect, reference)) or ["its attributes differ"]
