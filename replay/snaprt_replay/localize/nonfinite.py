@@ -15,8 +15,8 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay import floatbits
 from snaprt_replay.hlo.extract import Piece, Value
 from snaprt_replay.localize.findings import InstructionPlace, place_text
-from snaprt_replay.localize.program import Region, between, choose_cuts
-from snaprt_replay.localize.search import COARSE_REGIONS, REGIONS, known_at, piece_of
+from snaprt_replay.localize.program import between, choose_cuts
+from snaprt_replay.localize.search import COARSE_REGIONS, REGIONS, Stretch, whole_of
 from snaprt_replay.localize.session import Session, Values
 from snaprt_replay.localize.sides import (
     MOST_ITERATIONS,
@@ -69,12 +69,12 @@ def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> 
         return None
     nan = any(map(has_nan, outputs.values()))
     bad, kind = (has_nan, "NaN") if nan else (has_infinity, "an infinity")
-    origin = _Search(session, bad, kind).inside(frame, _all(frame), frame.arguments)
+    origin = _Search(session, bad, kind).inside(whole_of(frame))
     if origin is None or origin.from_finite or not nan:
         return origin
     # The NaN comes from an infinity: find the operation that made the infinity.
     earlier = _Search(session, has_infinity, "an infinity")
-    return earlier.inside(frame, _all(frame), frame.arguments, origin.place.name) or origin
+    return earlier.inside(whole_of(frame), origin.place.name) or origin
 
 
 def origin_sentence(origin: Origin) -> str:
@@ -92,10 +92,6 @@ def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
     )
 
 
-def _all(frame: ComputationFrame) -> Region:
-    return Region(0, len(frame.line.order))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Search:
     session: Session
@@ -103,54 +99,47 @@ class _Search:
     kind: str
 
     def inside(
-        self,
-        frame: ComputationFrame,
-        region: Region,
-        known_values: Values,
-        before: str = "",
-        most: int = 0,
+        self, stretch: Stretch, before: str = "", most: int = COARSE_REGIONS
     ) -> Origin | None:
-        """Return the first origin in a region, before the instruction named `before` if any."""
-        line = frame.line
-        work = line.work(region.start, region.stop)
+        """Return the first origin in a stretch, before the instruction named `before` if any."""
+        frame, line, work = stretch.frame, stretch.frame.line, stretch.work
         if not work or work[0].name == before:
             return None
         if len(work) == 1:
-            return self._at_one(frame, region, work[0], known_values)
-        cuts = choose_cuts(line, frame.matching, region, most or COARSE_REGIONS)
-        regions = between(region, cuts)
+            return self._at_one(stretch, work[0])
+        cuts = choose_cuts(line, frame.matching, stretch.region, most)
+        regions = between(stretch.region, cuts)
         self.session.tell(
             f"{len(work)} instructions: {len(regions)} regions, searching for {self.kind}"
         )
-        piece = piece_of(frame, region, regions)
-        (tapped,) = run_suspect(self.session, frame, [piece], [known_values])
+        piece = stretch.piece(regions)
+        (tapped,) = run_suspect(self.session, frame, [piece], [stretch.known_values])
         for part in regions:
             results = set(line.results(part.start, part.stop))
             gone_bad = any(
                 self.bad(array) for value, array in tapped.items() if value.instruction in results
             )
-            inner = known_at(frame, part, known_values, tapped)
-            origin = self.inside(frame, part, inner, before, REGIONS) if gone_bad else None
+            inner = stretch.part(part, tapped)
+            origin = self.inside(inner, before, REGIONS) if gone_bad else None
             if origin is not None:
                 return origin
             if any(instruction.name == before for instruction in line.work(part.start, part.stop)):
                 return None
         return None
 
-    def _at_one(
-        self, frame: ComputationFrame, region: Region, instruction: XlaMessage, known_values: Values
-    ) -> Origin | None:
+    def _at_one(self, stretch: Stretch, instruction: XlaMessage) -> Origin | None:
+        frame = stretch.frame
         piece = Piece(
             (instruction.id, *instruction.operand_ids),
-            frozenset(value.instruction for value in known_values),
+            frozenset(value.instruction for value in stretch.known_values),
         )
-        (values,) = run_suspect(self.session, frame, [piece], [known_values])
+        (values,) = run_suspect(self.session, frame, [piece], [stretch.known_values])
         operands = [_of(values, operand) for operand in instruction.operand_ids]
         inside = _ENTER.get(instruction.opcode)
         if inside is not None:
             entered = inside(self, frame, instruction, operands)
             if entered is not None:
-                origin = self.inside(entered, _all(entered), entered.arguments)
+                origin = self.inside(whole_of(entered))
                 if origin is not None:
                     return origin
         result = _of(values, instruction.id)

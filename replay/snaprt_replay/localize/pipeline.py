@@ -204,10 +204,7 @@ def _between_variants(
     finding = state.whole(task.frame, outputs)
     effects: tuple[PassEffect, ...] = ()
     if state.healed is not None and finding.kind == "interaction" and vary is not None:
-        healed = state.healed
-        effects = try_passes(
-            session, healed.frame, healed.piece, healed.known_values, healed.whole, vary
-        )
+        effects = try_passes(session, state.healed, vary)
     result = dataclasses.replace(
         _localization(task, outputs, finding),
         path=tuple(state.path),

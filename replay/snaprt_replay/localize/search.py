@@ -67,13 +67,62 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Healed:
-    """A piece that goes wrong as a whole, but not with any cut in it."""
+class Stretch:
+    """A region of a frame, with the clean values at its start."""
 
     frame: ComputationFrame
-    piece: Piece
+    region: Region
     known_values: Values
-    whole: Pair
+
+    @property
+    def work(self) -> list[XlaMessage]:
+        """Return its instructions that compute something."""
+        return self.frame.line.work(self.region.start, self.region.stop)
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Return the values that it hands on."""
+        return self.frame.line.results(self.region.start, self.region.stop)
+
+    def part(self, region: Region, tapped: Values) -> Stretch:
+        """Return a region of it, with those of the values known here and tapped that it needs."""
+        line = self.frame.line
+        live = set(line.live(region.start))
+        values = {
+            value: array
+            for value, array in self.known_values.items()
+            if line.by_id[value.instruction].opcode == "parameter"
+        }
+        for source in (self.known_values, tapped):
+            values |= {value: array for value, array in source.items() if value.instruction in live}
+        return Stretch(self.frame, region, values)
+
+    def piece(self, regions: Sequence[Region] = ()) -> Piece:
+        """Return it as a piece that also returns the values live where some regions in it end."""
+        line = self.frame.line
+        results = [
+            result
+            for part in regions or [self.region]
+            for result in line.results(part.start, part.stop)
+        ]
+        return Piece(tuple(dict.fromkeys(results)), frozenset(line.live(self.region.start)))
+
+    def place(self, instruction: XlaMessage) -> InstructionPlace:
+        """Describe one of its instructions."""
+        return self.frame.line.place(instruction, self.frame.names)
+
+
+def whole_of(frame: ComputationFrame) -> Stretch:
+    """Return all of a frame."""
+    return Stretch(frame, Region(0, len(frame.line.order)), frame.arguments)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Healed:
+    """A stretch that goes wrong as a whole, but not with any cut in it."""
+
+    stretch: Stretch
+    whole: Pair  # its results
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,10 +134,9 @@ class Search:
     # The outputs' error without taps and with the first taps.
     observer_effect: tuple[float, float] | None = None
     last: tuple[InstructionPlace, ...] = ()  # the instructions searched last
-    # A piece that goes wrong only while it is not cut, if the search met one.
+    # A stretch that goes wrong only while it is not cut, if the search met one.
     healed: Healed | None = None
-    # The region searched last, with its frame and the clean values at its start.
-    innermost: tuple[ComputationFrame, Region, Values] | None = None
+    innermost: Stretch | None = None  # the one searched last
 
     def whole(self, frame: ComputationFrame, outputs: Pair) -> Found:
         """Search a frame whose result differs.
@@ -97,117 +145,89 @@ class Search:
             frame: The frame.
             outputs: Its result on both sides, run in one piece from the frame's arguments.
         """
-        region = Region(0, len(frame.line.order))
         try:
-            return self._inside(frame, region, frame.arguments, outputs, 0)
+            return self._inside(whole_of(frame), outputs, 0)
         except BudgetSpentError:
             return Found("unfinished", self.last, error=outputs.error())
 
-    def _inside(
-        self, frame: ComputationFrame, region: Region, known_values: Values, whole: Pair, depth: int
-    ) -> Found:
-        """Search a region that goes wrong on the clean `known_values` and returns `whole`."""
-        work = frame.line.work(region.start, region.stop)
-        self.last = tuple(
-            frame.line.place(instruction, frame.names) for instruction in work[:REGIONS]
-        )
-        self.innermost = (frame, region, known_values)
+    def _inside(self, stretch: Stretch, whole: Pair, depth: int) -> Found:
+        """Search a stretch that goes wrong on its clean values and returns `whole`."""
+        frame, work = stretch.frame, stretch.work
+        self.last = tuple(map(stretch.place, work[:REGIONS]))
+        self.innermost = stretch
         if len(work) <= 1:
-            return self._at_one(frame, region, known_values, whole, depth)
-        ways = self._ways_to_cut(frame, region, depth)
+            return self._at_one(stretch, whole, depth)
+        ways = self._ways_to_cut(stretch, depth)
         if not ways:  # the reference has other instructions here
             return Found("candidates", self.last, _differences(frame, whole), whole.error())
-        tapped = self._tap(frame, region, known_values, whole, ways, depth)
+        tapped = self._tap(stretch, whole, ways, depth)
         if tapped is None:
-            self.healed = Healed(frame, piece_of(frame, region, [region]), known_values, whole)
+            self.healed = Healed(stretch, whole)
             return Found("interaction", self.last, _differences(frame, whole), whole.error())
         regions, carried = tapped
-        clean = self._clean(frame, regions, known_values, carried)
+        clean_values = carried.clean()
+        parts = [stretch.part(region, clean_values) for region in regions]
+        # Each alone on both sides, from the reference's values at its start.
+        clean = run_clean(self.session, frame, *_pieces_and_values(parts))
         errors = [pair.error() for pair in clean]
         chosen = _at_fault(errors)
         if chosen:
-            by_cutting = self._by_cutting(frame, regions, known_values, carried)
+            by_cutting = self._by_cutting(stretch, regions, carried)
             chosen = [
                 index for index in chosen if errors[index] > _BEYOND_CUTTING * by_cutting[index]
             ]
             if not chosen:
                 return Found("candidates", self.last, _differences(frame, whole), whole.error())
-        self._note(frame, region, regions, clean, carried, chosen, depth)
+        self._note(parts, clean, carried, chosen, depth)
         best: Found | None = None
         for index in chosen[:_MOST_TRIED]:
-            inner = self._inside(
-                frame,
-                regions[index],
-                known_at(frame, regions[index], known_values, carried.clean()),
-                clean[index],
-                depth + 1,
-            )
+            inner = self._inside(parts[index], clean[index], depth + 1)
             if inner.kind != "amplification":
                 return inner
             best = best or inner
-        return best or self._amplifying(frame, region, regions, known_values, carried)
+        return best or self._amplifying(stretch, regions, carried)
 
     # --- the two tests ---
 
     def _tap(
-        self,
-        frame: ComputationFrame,
-        region: Region,
-        known_values: Values,
-        whole: Pair,
-        ways: Sequence[Sequence[int]],
-        depth: int,
+        self, stretch: Stretch, whole: Pair, ways: Sequence[Sequence[int]], depth: int
     ) -> tuple[list[Region], Pair] | None:
-        """Cut a region and run it with taps on both sides; None if every cut removes the error.
+        """Cut a stretch and run it with taps on both sides; None if every cut removes the error.
 
         Returns:
             The regions, and all values that are live at a cut or at the end.
         """
         for cuts in ways:
-            regions = between(region, cuts)
-            self._tell(frame, region, f"{len(regions)} regions")
-            piece = piece_of(frame, region, regions)
-            (carried,) = run_both(self.session, frame, [piece], [known_values])
-            ends = frame.line.results(region.start, region.stop)
-            tapped, untapped = carried.error(*ends), whole.error()
+            regions = between(stretch.region, cuts)
+            self._tell(stretch, f"{len(regions)} regions")
+            carried = self._run_tapped(stretch, regions)
+            tapped, untapped = carried.error(*stretch.results), whole.error()
             if depth == 0 and self.observer_effect is None:
                 self.observer_effect = (untapped, tapped)
             if tapped > max(1.0, min(untapped, _LARGEST_CLEAR) * _CLEAR) or untapped <= 1.0:
                 return regions, carried
         return None
 
-    def _ways_to_cut(
-        self, frame: ComputationFrame, region: Region, depth: int
-    ) -> Sequence[Sequence[int]]:
-        most = REGIONS if depth else COARSE_REGIONS
-        ways = [choose_cuts(frame.line, frame.matching, region, most)]
-        quarters = choose_cuts(frame.line, frame.matching, region, _FEWER[1])
+    def _run_tapped(self, stretch: Stretch, regions: Sequence[Region]) -> Pair:
+        """Return all values of both sides that are live where one of its regions ends."""
+        (carried,) = run_both(
+            self.session, stretch.frame, [stretch.piece(regions)], [stretch.known_values]
+        )
+        return carried
+
+    def _ways_to_cut(self, stretch: Stretch, depth: int) -> Sequence[Sequence[int]]:
+        frame, most = stretch.frame, REGIONS if depth else COARSE_REGIONS
+        ways = [choose_cuts(frame.line, frame.matching, stretch.region, most)]
+        quarters = choose_cuts(frame.line, frame.matching, stretch.region, _FEWER[1])
         ways += [[position] for position in (*quarters[1:2], *quarters[:1], *quarters[2:])]
         return [way for index, way in enumerate(ways) if way and way not in ways[:index]]
 
-    def _clean(
-        self,
-        frame: ComputationFrame,
-        regions: Sequence[Region],
-        known_values: Values,
-        carried: Pair,
-    ) -> list[Pair]:
-        """Run each region alone on both sides, from the reference's values at its start."""
-        pieces = [piece_of(frame, region, [region]) for region in regions]
-        values = [known_at(frame, region, known_values, carried.clean()) for region in regions]
-        return run_clean(self.session, frame, pieces, values)
-
     def _by_cutting(
-        self,
-        frame: ComputationFrame,
-        regions: Sequence[Region],
-        known_values: Values,
-        carried: Pair,
+        self, stretch: Stretch, regions: Sequence[Region], carried: Pair
     ) -> list[float]:
         """Return, for each region, the error that cutting alone causes on the suspect side."""
-        pieces = [piece_of(frame, region, [region]) for region in regions]
-        values = [known_at(frame, region, known_values, carried.suspect) for region in regions]
-        alone = run_suspect(self.session, frame, pieces, values)
+        parts = [stretch.part(region, carried.suspect) for region in regions]
+        alone = run_suspect(self.session, stretch.frame, *_pieces_and_values(parts))
         return [
             Pair(results, {value: carried.suspect[value] for value in results}).error()
             for results in alone
@@ -215,25 +235,20 @@ class Search:
 
     # --- where it ends ---
 
-    def _at_one(
-        self, frame: ComputationFrame, region: Region, known_values: Values, whole: Pair, depth: int
-    ) -> Found:
-        line = frame.line
-        work = line.work(region.start, region.stop)
-        sources = line.sources(region.start, region.stop)
+    def _at_one(self, stretch: Stretch, whole: Pair, depth: int) -> Found:
+        frame, region = stretch.frame, stretch.region
+        sources = frame.line.sources(region.start, region.stop)
         finding = self._among_sources(frame, sources) if sources else None
         if finding is not None:
             return finding
-        if not work:  # an output that is a constant, or an input
-            place = line.place(line.root, frame.names)
-            return Found("instruction", (place,), _differences(frame, whole), whole.error())
-        instruction = work[0]
-        enter = ENTER.get(instruction.opcode)
+        # Without any work, it is an output that is a constant, or an input.
+        instruction = next(iter(stretch.work), frame.line.root)
+        enter = ENTER.get(instruction.opcode) if stretch.work else None
         if enter is not None:
-            inner = self._enter(enter, frame, instruction, known_values, depth)
+            inner = self._enter(enter, stretch, instruction, depth)
             if inner is not None:
                 return inner
-        place = line.place(instruction, frame.names)
+        place = stretch.place(instruction)
         return Found("instruction", (place,), _differences(frame, whole), whole.error())
 
     def _among_sources(
@@ -250,94 +265,74 @@ class Search:
         return None
 
     def _enter(
-        self,
-        enter: Enter,
-        frame: ComputationFrame,
-        instruction: XlaMessage,
-        known_values: Values,
-        depth: int,
+        self, enter: Enter, stretch: Stretch, instruction: XlaMessage, depth: int
     ) -> Found | None:
         """Search inside a loop or a branch; None if each of its steps is correct."""
-        if instruction.id not in frame.matching:
+        if instruction.id not in stretch.frame.matching:
             return None
-        operands = _operand_values(self.session, frame, instruction, known_values)
-        stepped = enter(self.session, frame, instruction, operands)
+        operands = _operand_values(self.session, stretch, instruction)
+        stepped = enter(self.session, stretch.frame, instruction, operands)
         if stepped is None:
             return None
-        inner, result = stepped
-        self._tell(inner, Region(0, len(inner.line.order)), inner.names[-1])
-        region = Region(0, len(inner.line.order))
-        return self._inside(inner, region, inner.arguments, result, depth + 1)
+        frame, result = stepped
+        inner = whole_of(frame)
+        self._tell(inner, frame.names[-1])
+        return self._inside(inner, result, depth + 1)
 
-    def _amplifying(
-        self,
-        frame: ComputationFrame,
-        region: Region,
-        regions: Sequence[Region],
-        known_values: Values,
-        carried: Pair,
-    ) -> Found:
+    def _amplifying(self, stretch: Stretch, regions: Sequence[Region], carried: Pair) -> Found:
         """Follow the error along the cuts to the instruction that increases it most.
 
-        No region makes an error, so run the whole of `region` each time, with more taps where the
-        error grows.
+        No region makes an error, so run all of `stretch` each time, with more taps where the error
+        grows.
         """
+        frame = stretch.frame
         while True:
             growth = [_growth(frame, part, carried) for part in regions]
-            steepest = regions[growth.index(max(growth))]
-            cuts = choose_cuts(frame.line, frame.matching, steepest, REGIONS)
+            steepest = dataclasses.replace(stretch, region=regions[growth.index(max(growth))])
+            cuts = choose_cuts(frame.line, frame.matching, steepest.region, REGIONS)
             if not cuts:
                 break
-            regions = between(steepest, cuts)
-            self._tell(
-                frame, steepest, f"{len(regions)} regions, searching for error amplification"
-            )
-            bounds = between(region, [*_inner_bounds(region, steepest, cuts)])
-            (carried,) = run_both(
-                self.session, frame, [piece_of(frame, region, bounds)], [known_values]
-            )
-        work = frame.line.work(steepest.start, steepest.stop)
-        ends = frame.line.results(steepest.start, steepest.stop)
-        places = tuple(frame.line.place(instruction, frame.names) for instruction in work)
+            regions = between(steepest.region, cuts)
+            self._tell(steepest, f"{len(regions)} regions, searching for error amplification")
+            bounds = _inner_bounds(stretch.region, steepest.region, cuts)
+            carried = self._run_tapped(stretch, between(stretch.region, bounds))
+        ends = steepest.results
         differing = _differences(frame, carried, *ends)
+        places = tuple(map(steepest.place, steepest.work))
         return Found("amplification", places, differing, carried.error(*ends))
 
     # --- what is reported ---
 
     def _note(
         self,
-        frame: ComputationFrame,
-        region: Region,
-        regions: Sequence[Region],
+        parts: Sequence[Stretch],
         clean: Sequence[Pair],
         carried: Pair,
         chosen: Sequence[int],
         depth: int,
     ) -> None:
-        for index, (part, pair) in enumerate(zip(regions, clean, strict=True)):
-            work = frame.line.work(part.start, part.stop)
-            input_ids = frame.line.taken(part.start, part.stop)
-            comes_in = carried.error(*input_ids) if input_ids else 0.0
+        for index, (part, pair) in enumerate(zip(parts, clean, strict=True)):
+            work = part.work
             self.path.append(
                 RegionError(
-                    first=frame.line.place(work[0], frame.names),
-                    last=frame.line.place(work[-1], frame.names),
+                    first=part.place(work[0]),
+                    last=part.place(work[-1]),
                     instructions=len(work),
                     depth=depth,
                     made=pair.error(),
-                    carried_in=comes_in,
-                    carried_out=carried.error(*frame.line.results(part.start, part.stop)),
+                    carried_in=_carried_in(part.frame, part.region, carried),
+                    carried_out=carried.error(*part.results),
                     chosen=index in chosen[:1],
                 )
             )
 
-    def _tell(self, frame: ComputationFrame, region: Region, what: str) -> None:
-        remaining = len(frame.line.work(region.start, region.stop))
+    def _tell(self, stretch: Stretch, what: str) -> None:
+        remaining = len(stretch.work)
         rounds = max(1, math.ceil(math.log(max(remaining, 2), REGIONS)))
         session = self.session
         seconds = session.seconds / max(1, session.compiles)
         estimate = f", about {rounds * 4 * seconds:.0f} s more" if session.compiles else ""
-        where = " in ".join(("", *reversed(frame.names)))
+        where = " in ".join(("", *reversed(stretch.frame.names)))
         session.tell(f"{remaining} instructions{where}: {what}{estimate}")
 
 
@@ -347,53 +342,30 @@ def _at_fault(errors: Sequence[float]) -> list[int]:
     return [index for index, error in enumerate(errors) if error > max(1.0, largest * _CLEAR)]
 
 
-def piece_of(frame: ComputationFrame, region: Region, regions: Sequence[Region]) -> Piece:
-    """Return a region as a piece that also returns the values live where its parts end."""
-    results = [result for part in regions for result in frame.line.results(part.start, part.stop)]
-    return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
+def _pieces_and_values(parts: Sequence[Stretch]) -> tuple[list[Piece], list[Values]]:
+    return [part.piece() for part in parts], [part.known_values for part in parts]
 
 
-def known_at(
-    frame: ComputationFrame, region: Region, known_values: Values, tapped: Values
-) -> Values:
-    """Return the clean values at a region's start: those already known, and those of taps."""
-    live = set(frame.line.live(region.start))
-    return {
-        **{
-            value: array
-            for value, array in known_values.items()
-            if _is_parameter(frame, value.instruction)
-        },
-        **{
-            value: array
-            for source in (known_values, tapped)
-            for value, array in source.items()
-            if value.instruction in live
-        },
-    }
-
-
-def _is_parameter(frame: ComputationFrame, instruction: int) -> bool:
-    return frame.line.by_id[instruction].opcode == "parameter"
-
-
-def _operand_values(
-    session: Session, frame: ComputationFrame, instruction: XlaMessage, known_values: Values
-) -> list[Values]:
+def _operand_values(session: Session, stretch: Stretch, instruction: XlaMessage) -> list[Values]:
     """Return the clean values of an instruction's operands, in order."""
     ids = tuple(dict.fromkeys(instruction.operand_ids))
-    known_ids = frozenset(value.instruction for value in known_values)
-    (values,) = run_reference(session, frame, [Piece(ids, known_ids)], [known_values])
+    piece = Piece(ids, frozenset(value.instruction for value in stretch.known_values))
+    (values,) = run_reference(session, stretch.frame, [piece], [stretch.known_values])
     return [
         {value: array for value, array in values.items() if value.instruction == operand}
         for operand in instruction.operand_ids
     ]
 
 
+def _carried_in(frame: ComputationFrame, region: Region, carried: Pair) -> float:
+    """Return the error of what a region takes."""
+    input_ids = frame.line.taken(region.start, region.stop)
+    return carried.error(*input_ids) if input_ids else 0.0
+
+
 def _growth(frame: ComputationFrame, region: Region, carried: Pair) -> float:
     """Return how much larger the error is where a region ends than where it starts."""
-    input_ids = frame.line.taken(region.start, region.stop)
-    comes_in = carried.error(*input_ids) if input_ids else 0.0
+    comes_in = _carried_in(frame, region, carried)
     goes_out = carried.error(*frame.line.results(region.start, region.stop))
     # Where almost no error comes in, the first rounding would look like the steepest growth.
     return goes_out / max(comes_in, 1e-2) if math.isfinite(goes_out) else math.inf
@@ -432,29 +404,23 @@ _NO_PASS: Final = "pipeline-start"
 
 
 def try_passes(
-    session: Session,
-    frame: ComputationFrame,
-    piece: Piece,
-    known_values: Values,
-    whole: Pair,
-    vary: Callable[[str], Side],
+    session: Session, healed: Healed, vary: Callable[[str], Side]
 ) -> tuple[PassEffect, ...]:
-    """Run a piece several times, each time without another compiler pass.
+    """Run a stretch several times, each time without another compiler pass.
 
     Args:
         session: Runs it.
-        frame: The frame that contains the piece.
-        piece: The piece that goes wrong.
-        known_values: The values that it takes.
-        whole: Its results on both sides.
+        healed: The stretch, with its results on both sides.
         vary: Returns the suspect side with an addition to its variant.
 
     Returns:
         The error under each variant, smallest first.
     """
+    stretch, whole = healed.stretch, healed.whole
 
     def run(side: Side) -> Values:
-        ((values,),) = session.run(Order(side, frame.line, [piece], [known_values]))
+        order = Order(side, stretch.frame.line, [stretch.piece()], [stretch.known_values])
+        ((values,),) = session.run(order)
         return values
 
     effects = []

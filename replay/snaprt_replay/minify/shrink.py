@@ -21,7 +21,7 @@ from snaprt_replay.load.case import Signature
 from snaprt_replay.load.modules import random_inputs
 from snaprt_replay.localize.nonfinite import Origin, first_origin
 from snaprt_replay.localize.program import FlatModule
-from snaprt_replay.localize.search import Search, piece_of
+from snaprt_replay.localize.search import Search
 from snaprt_replay.localize.session import BudgetSpentError, Session, Side
 from snaprt_replay.localize.sides import ComputationFrame, frame_of, run_both, run_suspect
 from snaprt_replay.minify import simpler
@@ -256,10 +256,11 @@ def _difference(session: Session, frame: ComputationFrame) -> Candidate | None:
     culprit = search.whole(frame, outputs)
     if culprit.kind not in ("instruction", "interaction") or search.innermost is None:
         return None
-    inner, region, known_values = search.innermost
+    stretch = search.innermost
+    inner = stretch.frame
     is_one_program = inner.sides[0].program is inner.sides[1].program
     source = Source(inner.lines[:1] if is_one_program else inner.lines, inner.matching)
-    return source.cut(piece_of(inner, region, [region]), {**inner.arguments, **known_values})
+    return source.cut(stretch.piece(), {**inner.arguments, **stretch.known_values})
 
 
 def _not_finite(session: Session, frame: ComputationFrame) -> Candidate | None:
