@@ -13,8 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Final
 
+import numpy as np
+
 from snaprt.errors import SnapshotError
-from snaprt.hlo.literals import ELEMENT_TYPES, TOKEN, TUPLE, leaf_shapes
+from snaprt.hlo.literals import (
+    ELEMENT_TYPES,
+    TOKEN,
+    TUPLE,
+    array_shape,
+    array_to_literal,
+    leaf_shapes,
+)
 from snaprt.hlo.proto import HloInstructionProto, HloModuleProto, XlaMessage, parse
 
 _CUSTOM_CALL = "custom-call"
@@ -226,6 +235,43 @@ class Editor:
         for instruction in computation.instructions:
             replaced.extend(replace(instruction))
         set_instructions(computation, replaced)
+
+
+class Steps:
+    """New instructions in their order, not yet in any computation.
+
+    Args:
+        editor: Makes them.
+        like: The instruction that they are made for.
+    """
+
+    def __init__(self, editor: Editor, like: XlaMessage) -> None:
+        self.made: list[XlaMessage] = []
+        self._editor = editor
+        self._like = like
+
+    def add(self, opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
+        """Add an instruction."""
+        self.made.append(self._editor.new(opcode, shape, operands, like=self._like))
+        return self.made[-1]
+
+    def add_twin(
+        self, instruction: XlaMessage, operands: Sequence[XlaMessage] | None = None
+    ) -> XlaMessage:
+        """Add a copy of an instruction, with other operands if given."""
+        self.made.append(self._editor.twin(instruction, operands))
+        return self.made[-1]
+
+    def add_filled(self, value: np.generic | np.ndarray, shape: XlaMessage) -> XlaMessage:
+        """Add an array that has one value everywhere."""
+        scalar = self.add("constant", array_shape(value.dtype, ()))
+        scalar.literal.CopyFrom(array_to_literal(np.asarray(value)))
+        return self.add("broadcast", shape, scalar)
+
+    def stand_for(self, instruction: XlaMessage) -> list[XlaMessage]:
+        """Return them, of which the last takes an instruction's place: its users know it by id."""
+        self.made[-1].id, self.made[-1].name = instruction.id, instruction.name
+        return self.made
 
 
 def verify(module: XlaMessage) -> None:

@@ -25,7 +25,14 @@ from snaprt.hlo.literals import (
     minor_to_major,
 )
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, entry_computation, instructions, parameters, verify
+from snaprt_replay.hlo.hlo_module import (
+    Editor,
+    Steps,
+    entry_computation,
+    instructions,
+    parameters,
+    verify,
+)
 
 CALLBACKS_LEFT_OUT = "Python callbacks that return nothing, such as jax.debug.print, were left out"
 
@@ -262,12 +269,12 @@ def _leave_out(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessa
     operands = [restoration.by_id[operand] for operand in call.operand_ids]
     tokens = [operand for operand in operands if operand.shape.element_type == TOKEN]
     elements = call.shape.tuple_shapes if call.shape.element_type == TUPLE else [call.shape]
-    new = restoration.editor.new
-    replacements = [new("after-all", shape, tokens, like=call) for shape in elements]
+    steps = Steps(restoration.editor, call)
+    for shape in elements:
+        steps.add("after-all", shape, *tokens)
     if call.shape.element_type == TUPLE:
-        replacements.append(new("tuple", call.shape, replacements, like=call))
-    replacements[-1].id, replacements[-1].name = call.id, call.name
-    return replacements
+        steps.add("tuple", call.shape, *steps.made)
+    return steps.stand_for(call)
 
 
 def _start(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
@@ -338,21 +345,17 @@ def _split_tuple_parameters(module: XlaMessage, restoration: _Restoration) -> No
             parameter.parameter_number = next_number
             next_number += 1
             continue
-        replacements: list[XlaMessage] = []
+        steps = Steps(restoration.editor, parameter)
         for shape in parameter.shape.tuple_shapes:
             if shape.element_type == TUPLE:
                 raise SnapshotError(
                     f"Module {module.name!r} has a parameter that is a tuple of tuples.",
                     hint="Record the program with snaprt instead.",
                 )
-            replacements.append(restoration.editor.new("parameter", shape, [], like=parameter))
-            replacements[-1].parameter_number = next_number
+            steps.add("parameter", shape).parameter_number = next_number
             next_number += 1
-        replacements.append(
-            restoration.editor.new("tuple", parameter.shape, replacements, like=parameter)
-        )
-        replacements[-1].id, replacements[-1].name = parameter.id, parameter.name
-        replacements_of[parameter.id] = replacements
+        steps.add("tuple", parameter.shape, *steps.made)
+        replacements_of[parameter.id] = steps.stand_for(parameter)
     restoration.editor.replace_each(
         entry, lambda instruction: replacements_of.get(instruction.id, [instruction])
     )

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from snaprt.hlo.literals import TUPLE, array_shape, array_to_literal, dtype_of
+from snaprt.hlo.literals import TUPLE, dtype_of
 from snaprt.hlo.proto import HloInstructionProto, ShapeProto, XlaMessage
 from snaprt_replay.hlo.hlo_module import (
     Editor,
+    Steps,
     copy_of,
     instructions,
     parameters,
@@ -434,10 +435,9 @@ class _Editing:
         return element
 
     def _zeros(self, shape: XlaMessage, like: XlaMessage) -> list[XlaMessage]:
-        scalar = array_shape(dtype_of(shape), ())
-        zero = self.editor.new("constant", scalar, [], like=like)
-        zero.literal.CopyFrom(array_to_literal(np.zeros((), dtype_of(shape))))
-        return [zero, self.editor.new("broadcast", shape, [zero], like=like)]
+        steps = Steps(self.editor, like)
+        steps.add_filled(np.zeros((), dtype_of(shape)), shape)
+        return steps.made
 
     def _insert(self, computation: XlaMessage, created: Sequence[XlaMessage]) -> None:
         """Add instructions, and sort all of them so that operands come first."""

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from snaprt.hlo.literals import array_shape, array_to_literal
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, copy_of
+from snaprt_replay.hlo.hlo_module import Editor, Steps, copy_of
 from snaprt_replay.run.variants.variants import PRECISIONS
 
 _PRED, _F32 = 1, 11
@@ -92,59 +91,39 @@ def _in_passes(
     editor: Editor, instruction: XlaMessage, operands: Sequence[XlaMessage]
 ) -> Sequence[XlaMessage]:
     passes = _PASSES[PRECISIONS[_asked(instruction)]]
-    instructions: list[XlaMessage] = []
+    steps = Steps(editor, instruction)
     depth = 1 + max(part for pair in passes for part in pair)
-    left, right = (
-        _parts(editor, operand, depth, instruction, instructions) for operand in operands
-    )
+    left, right = (_parts(steps, operand, depth) for operand in operands)
     total: XlaMessage | None = None
     for first, second in passes:
-        product = editor.twin(instruction, [left[first], right[second]])
-        instructions.append(product)
+        product = steps.add_twin(instruction, [left[first], right[second]])
         if total is not None:
             if (first, second) == (0, 0):
-                total = _finite_or_zero(editor, total, instruction, instructions)
-            product = editor.new("add", product.shape, [total, product], like=instruction)
-            instructions.append(product)
+                total = _finite_or_zero(steps, total)
+            product = steps.add("add", product.shape, total, product)
         total = product
-    # The last one stands for the operation: what reads its result knows it by its id.
-    instructions[-1].id, instructions[-1].name = instruction.id, instruction.name
-    return instructions
+    return steps.stand_for(instruction)
 
 
-def _finite_or_zero(
-    editor: Editor, value: XlaMessage, like: XlaMessage, instructions: list[XlaMessage]
-) -> XlaMessage:
-    """Append what drops the small products of an infinity, which has no rest."""
-
-    def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        instructions.append(editor.new(opcode, shape, operands, like=like))
-        return instructions[-1]
-
+def _finite_or_zero(steps: Steps, value: XlaMessage) -> XlaMessage:
+    """Add what drops the small products of an infinity, which has no rest."""
     flags = copy_of(value.shape)
     flags.element_type = _PRED
-    finite = new("is-finite", flags, value)
-    zero = new("constant", array_shape(np.dtype(np.float32), ()))
-    zero.literal.CopyFrom(array_to_literal(np.zeros((), np.float32)))
-    return new("select", value.shape, finite, value, new("broadcast", value.shape, zero))
+    finite = steps.add("is-finite", flags, value)
+    return steps.add(
+        "select", value.shape, finite, value, steps.add_filled(np.float32(0), value.shape)
+    )
 
 
-def _parts(
-    editor: Editor, value: XlaMessage, depth: int, like: XlaMessage, instructions: list[XlaMessage]
-) -> list[XlaMessage]:
-    """Append what splits a value into ``depth`` bfloat16 parts; return the parts."""
-
-    def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        instructions.append(editor.new(opcode, shape, operands, like=like))
-        return instructions[-1]
-
+def _parts(steps: Steps, value: XlaMessage, depth: int) -> list[XlaMessage]:
+    """Add what splits a value into ``depth`` bfloat16 parts; return the parts."""
     parts = []
     remainder = value
     for number in range(depth):
         # Not two conversions, which XLA takes to be superfluous.
-        part = new("reduce-precision", value.shape, remainder)
+        part = steps.add("reduce-precision", value.shape, remainder)
         part.exponent_bits, part.mantissa_bits = 8, 7
         parts.append(part)
         if number + 1 < depth:
-            remainder = new("subtract", value.shape, remainder, part)
+            remainder = steps.add("subtract", value.shape, remainder, part)
     return parts

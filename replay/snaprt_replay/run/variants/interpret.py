@@ -47,20 +47,14 @@ def make_readable(module: XlaMessage) -> Readable:
     readable = hlo_module.copy_of(module)
     for field in ("input_output_alias", "buffer_donor", "schedule"):
         readable.ClearField(field)
-    editor = hlo_module.Editor(readable)
     entry = hlo_module.entry_computation(readable)
     root = hlo_module.root_instruction(entry)
-    instructions: list[XlaMessage] = []
-
-    def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        instructions.append(editor.new(opcode, shape, operands, like=root))
-        return instructions[-1]
-
+    steps = hlo_module.Steps(hlo_module.Editor(readable), root)
     results: list[XlaMessage] = [root]
     if root.shape.element_type == TUPLE:
         results = []
         for index, shape in enumerate(root.shape.tuple_shapes):
-            results.append(new("get-tuple-element", shape, root))
+            results.append(steps.add("get-tuple-element", shape, root))
             results[-1].tuple_index = index
     dtypes = tuple(dtype_of(value.shape) for value in results)
     parts: list[XlaMessage] = []
@@ -68,14 +62,14 @@ def make_readable(module: XlaMessage) -> Readable:
         dimensions = tuple(value.shape.dimensions)
         if floatbits.is_complex(dtype):
             part = array_shape(np.dtype(f"f{dtype.itemsize // 2}"), dimensions)
-            parts += [new("real", part, value), new("imag", part, value)]
+            parts += [steps.add("real", part, value), steps.add("imag", part, value)]
         elif dtype.kind not in "biuf" or dtype == np.float16:
-            parts.append(new("convert", array_shape(_ordinary(dtype), dimensions), value))
+            parts.append(steps.add("convert", array_shape(_ordinary(dtype), dimensions), value))
         else:
             parts.append(value)
     shape = ShapeProto(element_type=TUPLE, tuple_shapes=[part.shape for part in parts])
-    result = new("tuple", shape, *parts)
-    entry.instructions.extend(instructions)
+    result = steps.add("tuple", shape, *parts)
+    entry.instructions.extend(steps.made)
     entry.root_id = result.id
     entry.program_shape.result.CopyFrom(shape)
     readable.host_program_shape.result.CopyFrom(shape)

@@ -19,7 +19,6 @@ from snaprt.hlo.literals import (
     ELEMENT_TYPES,
     TUPLE,
     array_shape,
-    array_to_literal,
     leaf_shapes,
 )
 from snaprt.hlo.proto import XlaMessage
@@ -148,19 +147,18 @@ class _Rounding:
         self._types = types
         self._seed = seed
         self._by_id = {instruction.id: instruction for instruction in computation.instructions}
-        self._instructions: list[XlaMessage] = []
-        self._like = computation.instructions[0]
+        self._steps = hlo_module.Steps(editor, computation.instructions[0])
         self._spread: dict[tuple[bytes, bytes], XlaMessage] = {}
 
     def apply(self) -> None:
         pending = [self._seed] if self._seed is not None else []
 
         def replace(instruction: XlaMessage) -> Sequence[XlaMessage]:
-            self._instructions = [*pending]
+            self._steps = hlo_module.Steps(self._editor, instruction)
+            self._steps.made += pending
             pending.clear()
-            self._like = instruction
             self._replace(instruction)
-            return self._instructions
+            return self._steps.made
 
         self._editor.replace_each(self._computation, replace)
 
@@ -172,32 +170,27 @@ class _Rounding:
             # exponential time to find out that it is the same for a whole vector (jaxlib 0.12).
             (operand,) = self._operands(instruction)
             if operand.opcode not in ("constant", "parameter"):
-                instruction.operand_ids[0] = self._new("opt-barrier", operand.shape, operand).id
+                instruction.operand_ids[0] = self._steps.add(
+                    "opt-barrier", operand.shape, operand
+                ).id
         if kind is None or not (summed or instruction.opcode in _ROUNDED):
-            self._instructions.append(instruction)
+            self._steps.made.append(instruction)
             return
-        exact = self._under_another_id(instruction)
+        exact = self._steps.add_twin(instruction)
         moved, scale = exact, 1.0
         if summed:
             scale = math.sqrt(max(1.0, _addends(instruction, self._operands(instruction))))
             first, *others = self._operands(instruction)
             if first.shape.element_type != TUPLE and not _is_exact(first):
                 noisy = self._each_part(lambda part: self._moved(part, kind, scale), first)
-                moved = self._under_another_id(instruction, [noisy, *others])
+                moved = self._steps.add_twin(instruction, [noisy, *others])
         self._each_part(
             lambda exact, moved: self._rounded_part(exact, moved, kind, scale), exact, moved
         )
-        # The last one stands for the operation: what reads its result knows it by its id.
-        self._instructions[-1].id, self._instructions[-1].name = instruction.id, instruction.name
+        self._steps.stand_for(instruction)
 
     def _operands(self, instruction: XlaMessage) -> list[XlaMessage]:
         return [self._by_id[operand] for operand in instruction.operand_ids]
-
-    def _under_another_id(
-        self, instruction: XlaMessage, operands: Sequence[XlaMessage] | None = None
-    ) -> XlaMessage:
-        self._instructions.append(self._editor.twin(instruction, operands))
-        return self._instructions[-1]
 
     def _each_part(self, change: Callable[..., XlaMessage], *values: XlaMessage) -> XlaMessage:
         """Make ``change`` of float64 values, or of the two parts of complex ones."""
@@ -206,10 +199,10 @@ class _Rounding:
             return change(*values)
         shape = array_shape(_F64, tuple(kind.dimensions))
         parts = [
-            change(*(self._new(part, shape, value) for value in values))
+            change(*(self._steps.add(part, shape, value) for value in values))
             for part in ("real", "imag")
         ]
-        return self._new("complex", kind, *parts)
+        return self._steps.add("complex", kind, *parts)
 
     def _rounded_part(
         self, exact: XlaMessage, moved: XlaMessage, kind: np.dtype, scale: float
@@ -221,52 +214,43 @@ class _Rounding:
         # Nothing here holds more than float64: what fits float32 is taken to be exact.
         fitting = self._reduced(exact, _F32 if kind == _F64 else kind)
         flags = _with_type(exact.shape, np.dtype(np.bool_))
-        is_exact = self._new("compare", flags, fitting, exact)
+        is_exact = self._steps.add("compare", flags, fitting, exact)
         is_exact.comparison_direction = "EQ"
-        return self._new("select", exact.shape, is_exact, exact, result)
+        return self._steps.add("select", exact.shape, is_exact, exact, result)
 
     def _reduced(self, value: XlaMessage, kind: np.dtype) -> XlaMessage:
-        reduced = self._new("reduce-precision", value.shape, value)
+        reduced = self._steps.add("reduce-precision", value.shape, value)
         reduced.exponent_bits = floatbits.exponent_bits(kind)
         reduced.mantissa_bits = floatbits.mantissa_bits(kind)
         return reduced
 
     def _moved(self, value: XlaMessage, kind: np.dtype, scale: float) -> XlaMessage:
         """Make ``value * (1 + noise)``, the noise up to ``scale`` times that of one operation."""
+        add, constant = self._steps.add, self._constant
         bits_shape, shape = _with_type(value.shape, _U64), value.shape
-        bits = self._new("bitcast-convert", bits_shape, value)
+        bits = add("bitcast-convert", bits_shape, value)
         if self._seed is not None:
-            bits = self._new("add", bits_shape, bits, self._everywhere(self._seed, bits_shape))
-        mixed = self._new("multiply", bits_shape, bits, self._constant(_MIX, bits_shape))
-        high = self._new(
-            "shift-right-logical", bits_shape, mixed, self._constant(np.uint64(12), bits_shape)
-        )
-        fraction = self._new("or", bits_shape, high, self._constant(_ONE_BITS, bits_shape))
-        between = self._new("bitcast-convert", shape, fraction)  # from 1 to 2
+            bits = add("add", bits_shape, bits, self._everywhere(self._seed, bits_shape))
+        mixed = add("multiply", bits_shape, bits, constant(_MIX, bits_shape))
+        high = add("shift-right-logical", bits_shape, mixed, constant(np.uint64(12), bits_shape))
+        fraction = add("or", bits_shape, high, constant(_ONE_BITS, bits_shape))
+        between = add("bitcast-convert", shape, fraction)  # from 1 to 2
         amplitude = 2.0 * floatbits.epsilon(kind) * scale * _ulps(kind)
-        noise = self._new("multiply", shape, between, self._constant(np.float64(amplitude), shape))
-        factor = self._new(
-            "add", shape, noise, self._constant(np.float64(1.0 - 1.5 * amplitude), shape)
-        )
-        return self._new("multiply", shape, value, factor)
+        noise = add("multiply", shape, between, constant(np.float64(amplitude), shape))
+        factor = add("add", shape, noise, constant(np.float64(1.0 - 1.5 * amplitude), shape))
+        return add("multiply", shape, value, factor)
 
     def _constant(self, value: np.generic, shape: XlaMessage) -> XlaMessage:
         key = (value.dtype.name.encode() + value.tobytes(), shape.SerializeToString())
         if key not in self._spread:
-            constant = self._new("constant", array_shape(value.dtype, ()))
-            constant.literal.CopyFrom(array_to_literal(np.asarray(value)))
-            self._spread[key] = self._new("broadcast", shape, constant)
+            self._spread[key] = self._steps.add_filled(value, shape)
         return self._spread[key]
 
     def _everywhere(self, scalar: XlaMessage, shape: XlaMessage) -> XlaMessage:
         key = (scalar.name.encode(), shape.SerializeToString())
         if key not in self._spread:
-            self._spread[key] = self._new("broadcast", shape, scalar)
+            self._spread[key] = self._steps.add("broadcast", shape, scalar)
         return self._spread[key]
-
-    def _new(self, opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
-        self._instructions.append(self._editor.new(opcode, shape, operands, like=self._like))
-        return self._instructions[-1]
 
 
 def _ulps(kind: np.dtype) -> float:
