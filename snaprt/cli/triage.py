@@ -172,7 +172,6 @@ def _checked_pattern(
     help="End a run after SECONDS, which then counts as failed.",
 )
 @output.json_option
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
 def command(
     context: click.Context,
@@ -194,8 +193,6 @@ def command(
       snaprt triage -- train.py --steps 20
       snaprt triage --fails-if "loss.*nan" --timeout 600 -- train.py
     """
-    if not program:
-        raise click.UsageError("no program to run", context)
     runs = []
     for mode in MODES:
         output.log.print(f"running {mode.name} ...")

@@ -52,7 +52,6 @@ _LAST_WORDS: Final = 2000
 @click.option(
     "--steps", type=click.IntRange(min=1), metavar="N", help="Stop the run after N marked steps."
 )
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
 def collect(context: click.Context, out: Path, steps: int | None, program: tuple[str, ...]) -> None:
     """Save the programs that a Python program would compile, without compiling them.
@@ -67,8 +66,6 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
       snaprt cache collect --out programs --steps 3 -- train.py --epochs 1
       snaprt cache warm programs --target cpu
     """
-    if not program:
-        raise click.UsageError("no program to run", context)
     with writing(f"write into {out}", elsewhere="choose another directory with --out"):
         out.expanduser().mkdir(parents=True, exist_ok=True)
     os.environ["SNAPRT_COLLECT"] = str(out.expanduser().absolute())

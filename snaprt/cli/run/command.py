@@ -51,9 +51,26 @@ class PythonProgram:
 
 
 class ProgramCommand(click.Command):
-    """Ends snaprt's own options at ``-m``, as python does, so that the rest is the program's."""
+    """A command that takes a program after its options, as ``program``: a script, or ``-m``.
+
+    Like python, it ends its own options at ``-m``, so that the rest is the program's.
+    """
 
     allow_interspersed_args = False
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self.params.append(
+            click.Argument(
+                ["program"], nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]..."
+            )
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, unless there is no program."""
+        if not ctx.params["program"]:
+            raise click.UsageError("no program to run", ctx)
+        return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words after the command's name."""
@@ -154,7 +171,6 @@ def _checked_duration(
     metavar="FILE",
     help="Write the graph breaks as JSON with a versioned schema.",
 )
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
 def command(
     context: click.Context,
@@ -210,8 +226,6 @@ def command(
       snaprt run --record --dump dump --when "name=train_step, first=3" -- train.py
       snaprt run --profile profile --profile-steps 10-14 -- train.py
     """
-    if not program:
-        raise click.UsageError("no program to run", context)
     is_lazy = is_torch or settings.get("SNAPRT_LAZY") if lazy is None else lazy
     conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
     parse_conditions(conditions)  # so that a wrong one is told before the program runs

@@ -38,7 +38,6 @@ _OF_RUN = [parameter for parameter in run_command.params if isinstance(parameter
 @click.option(
     "--master", metavar="HOST:PORT", help="Address of the first machine, needed with --nnodes."
 )
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
 def command(
     context: click.Context,
@@ -66,8 +65,6 @@ def command(
       snaprt launch -n 2 --devices-per-process 4 --lazy --dump dump -- train.py
       snaprt launch -n 8 --nnodes 2 --node-rank 0 --master node0:29500 -- train.py
     """
-    if not program:
-        raise click.UsageError("no program to run", context)
     if node_rank >= nnodes:
         raise UsageError(
             f"--node-rank {node_rank} is out of range for --nnodes {nnodes}",
