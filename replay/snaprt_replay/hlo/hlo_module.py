@@ -237,6 +237,17 @@ class Editor:
         set_instructions(computation, replaced)
 
 
+def declare_parameters(module: XlaMessage) -> None:
+    """Let a module say what its entry's parameters are, after they have changed."""
+    entry = entry_computation(module)
+    shapes = [parameter.shape for parameter in parameters(entry)]
+    for program_shape in (entry.program_shape, module.host_program_shape):
+        program_shape.ClearField("parameters")
+        program_shape.ClearField("parameter_names")
+        program_shape.parameters.extend(shapes)
+        program_shape.parameter_names.extend(f"p{number}" for number in range(len(shapes)))
+
+
 class Steps:
     """New instructions in their order, not yet in any computation.
 

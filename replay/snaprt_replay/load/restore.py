@@ -28,6 +28,7 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import (
     Editor,
     Steps,
+    declare_parameters,
     entry_computation,
     instructions,
     parameters,
@@ -359,12 +360,7 @@ def _split_tuple_parameters(module: XlaMessage, restoration: _Restoration) -> No
     restoration.editor.replace_each(
         entry, lambda instruction: replacements_of.get(instruction.id, [instruction])
     )
-    for program_shape in (entry.program_shape, module.host_program_shape):
-        shapes = [parameter.shape for parameter in parameters(entry)]
-        program_shape.ClearField("parameters")
-        program_shape.ClearField("parameter_names")
-        program_shape.parameters.extend(shapes)
-        program_shape.parameter_names.extend(f"p{number}" for number in range(len(shapes)))
+    declare_parameters(module)
 
 
 def _is_row_major(shape: XlaMessage) -> bool:

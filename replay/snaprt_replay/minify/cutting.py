@@ -19,6 +19,7 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Extract, Piece, Value, arrays_of, extract
 from snaprt_replay.hlo.hlo_module import (
     Editor,
+    declare_parameters,
     drop_uncalled,
     entry_computation,
     instructions,
@@ -87,12 +88,7 @@ def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
         return [instruction]
 
     Editor(module).replace_each(entry, replace)
-    shapes = [parameter.shape for parameter in parameters(entry)]
-    for signature in (entry.program_shape, module.host_program_shape):
-        signature.ClearField("parameters")
-        signature.parameters.extend(shapes)
-        signature.ClearField("parameter_names")
-        signature.parameter_names.extend(f"p{number}" for number in range(len(shapes)))
+    declare_parameters(module)
     drop_uncalled(module)
 
 
@@ -177,14 +173,10 @@ class Source:
         if sorted(order) != sorted(extracted.parameters[0]):
             return None
         numbers = {value: number for number, value in enumerate(extracted.parameters[0])}
-        entry = entry_computation(reference.module)
-        shapes = {}
-        for parameter, value in zip(parameters(entry), order, strict=True):
+        taken = parameters(entry_computation(reference.module))
+        for parameter, value in zip(taken, order, strict=True):
             parameter.parameter_number = numbers[value]
-            shapes[numbers[value]] = parameter.shape
-        for signature in (entry.program_shape, reference.module.host_program_shape):
-            signature.ClearField("parameters")
-            signature.parameters.extend(shapes[number] for number in range(len(shapes)))
+        declare_parameters(reference.module)
         return reference.module
 
 

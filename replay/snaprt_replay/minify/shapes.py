@@ -14,7 +14,13 @@ import numpy as np
 
 from snaprt.hlo.literals import TUPLE, array_to_literal, literal_to_array
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import copy_of, entry_computation, parameters, root_instruction
+from snaprt_replay.hlo.hlo_module import (
+    copy_of,
+    declare_parameters,
+    entry_computation,
+    parameters,
+    root_instruction,
+)
 from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.cutting import Base
 
@@ -378,7 +384,6 @@ def _declare(module: XlaMessage) -> None:
     by_id = {instruction.id: instruction for instruction in entry.instructions}
     for element, operand in zip(root.shape.tuple_shapes, root.operand_ids, strict=True):
         element.CopyFrom(by_id[operand].shape)
+    declare_parameters(module)
     for signature in (entry.program_shape, module.host_program_shape):
-        for shape, parameter in zip(signature.parameters, parameters(entry), strict=True):
-            shape.CopyFrom(parameter.shape)
         signature.result.CopyFrom(root.shape)
