@@ -266,16 +266,16 @@ def reasons(before: Outline, now: Outline, name_input: NameInput) -> tuple[Reaso
     inputs = list(_inputs(before, now, name_input))
     # What the program has no name for mostly follows from what it has.
     named = [reason for reason in inputs if reason.is_named]
-    differences = [*(named or inputs), *_operations(before, now)]
-    if not differences:
-        differences = [*_constants(before, now), *_outputs(before, now)]
-    if not differences:
-        differences = [*_parameters(before, now)]
-    if not differences:
-        differences = [*_surroundings(before, now, name_input)]
-    if not differences:
-        differences = [_same_program(before, now)]
-    return tuple(dict.fromkeys(differences))
+    for kinds in (  # each is looked for only where those before it do not differ
+        (named or inputs, _operations(before, now)),
+        (_constants(before, now), _outputs(before, now)),
+        (_parameters(before, now),),
+        (_surroundings(before, now, name_input),),
+    ):
+        differences = dict.fromkeys(itertools.chain.from_iterable(kinds))
+        if differences:
+            return tuple(differences)
+    return (_same_program(before, now),)
 
 
 def _at(text: str, operation: OutlinedOperation | None, kind: str) -> Reason:

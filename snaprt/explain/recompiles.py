@@ -126,7 +126,10 @@ class _History(Subscriber):
         with self._lock:
             site = self._site(key)
             self._operations -= site.operations()
-            earlier, outline = tuple(site.outlines), _outline(compilation)
+            earlier = tuple(site.outlines)
+            outline = outline_of(
+                program, compilation.promoted, is_watched=compilation.executable.is_watched
+            )
             site.add(outline, cut.step)
             self._operations += site.operations()
             self._forget()
@@ -161,13 +164,8 @@ class _History(Subscriber):
                 ]
             )
             earlier = tuple(outline for other in sites for outline in other.outlines)
-        if not earlier:
-            return []
         outline = outline_of(program, promoted, is_watched=is_watched)
-        differences = reasons(
-            nearest(earlier, outline), outline, lambda index: name_of(program.inputs[index])
-        )
-        return _lines(differences)
+        return _lines(_differences(program, outline, earlier))
 
     def _site(self, key: Any) -> _Site:
         site = self._sites.setdefault(key, _Site())
@@ -192,11 +190,7 @@ def _key(cut: Cut, program: Program, is_fallen: bool = False) -> Any:
 def _event(
     compilation: Compilation, outline: Outline, earlier: tuple[Outline, ...], number: int
 ) -> CompilationEvent:
-    cut, executable, inputs = compilation.cut, compilation.executable, compilation.program.inputs
-    differences: tuple[Reason, ...] = ()
-    if earlier:
-        before = nearest(earlier, outline)
-        differences = reasons(before, outline, lambda index: name_of(inputs[index]))
+    cut, executable = compilation.cut, compilation.executable
     return CompilationEvent(
         cause=cut.cause,
         place=jaxapi.users_place(cut.stack),
@@ -207,8 +201,18 @@ def _event(
         seconds=compilation.seconds,
         from_cache=executable.from_cache,
         number=number,
-        reasons=differences,
+        reasons=_differences(compilation.program, outline, earlier),
     )
+
+
+def _differences(
+    program: Program, outline: Outline, earlier: Sequence[Outline]
+) -> tuple[Reason, ...]:
+    """Return how a program differs from the nearest earlier one; nothing if there is none."""
+    if not earlier:
+        return ()
+    before = nearest(earlier, outline)
+    return reasons(before, outline, lambda index: name_of(program.inputs[index]))
 
 
 #: By the action of the limit, what follows from having reached it.
@@ -224,7 +228,7 @@ def _warn(event: CompilationEvent, subject: str, consequence: str) -> None:
         "snaprt.CompilationProfiler() reports each one; %s",
         subject,
         event.number,
-        "".join(f"\n  {line}" for line in _reason_lines(event)),
+        "".join(f"\n  {line}" for line in _lines(event.reasons)),
         consequence,
     )
 
@@ -290,16 +294,7 @@ def _event_lines(event: CompilationEvent) -> list[str]:
     start = f"  step {event.step}: {operations}, {how} in {event.seconds:.2f} s"
     if not event.reasons:
         return [f"{start}, the first here"]
-    return [start, *(f"    {line}" for line in _reason_lines(event))]
-
-
-def _outline(compilation: Compilation) -> Outline:
-    is_watched = compilation.executable.is_watched
-    return outline_of(compilation.program, compilation.promoted, is_watched=is_watched)
-
-
-def _reason_lines(event: CompilationEvent) -> list[str]:
-    return _lines(event.reasons)
+    return [start, *(f"    {line}" for line in _lines(event.reasons))]
 
 
 def _lines(differences: Sequence[Reason]) -> list[str]:
