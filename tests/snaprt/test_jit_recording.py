@@ -9,7 +9,6 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.hijax import HiType, register_hitype
 from jax.experimental import checkify, io_callback
 from jax.sharding import NamedSharding, PartitionSpec
+from pairs import Pair
 from threads import in_threads
 
 import snaprt
@@ -798,28 +797,6 @@ def test_a_wrong_call_of_what_was_compiled_ahead_of_time_is_jax_s_error_and_no_l
         assert_same(compiled(x), x + 1)
     assert len(names(dump)) == 1
     assert caplog.messages == []
-
-
-@dataclass(frozen=True)
-class Pair:
-    first: Any
-    second: Any
-
-
-class PairType(Pair, HiType):
-    """The type of a value that is no array, and that JAX makes of two arrays."""
-
-    def lo_ty(self) -> list[Any]:
-        return [self.first, self.second]
-
-    def lower_val(self, pair: Pair) -> list[Any]:
-        return [pair.first, pair.second]
-
-    def raise_val(self, *values: Any) -> Pair:
-        return Pair(*values)
-
-
-register_hitype(Pair, lambda pair: PairType(jax.typeof(pair.first), jax.typeof(pair.second)))
 
 
 def test_what_was_compiled_for_values_made_of_arrays_is_recorded_with_the_arrays(

@@ -1,15 +1,14 @@
 """Functions of JAX that stage others take what is recorded: what they close over, and operands."""
 
 import functools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax._src.hijax import HiType, register_hitype
 from jax.experimental.random import stateful_rng
+from pairs import Pair
 
 import snaprt
 
@@ -67,30 +66,6 @@ def compile_time_evaluation(x, y):
     with jax.ensure_compile_time_eval():
         number = int(x.sum())
     return jax.jit(scaled)(x), number
-
-
-@dataclass(frozen=True)
-class Pair:
-    first: jax.Array
-    second: jax.Array
-
-
-@dataclass(frozen=True)
-class PairType(HiType):
-    first: object
-    second: object
-
-    def lo_ty(self):
-        return [self.first, self.second]
-
-    def lower_val(self, pair):
-        return [pair.first, pair.second]
-
-    def raise_val(self, *values):
-        return Pair(*values)
-
-
-register_hitype(Pair, lambda pair: PairType(jax.typeof(pair.first), jax.typeof(pair.second)))
 
 
 def values_that_consist_of_arrays(x, y):
