@@ -27,7 +27,7 @@ from snaprt_replay.hlo.hlo_module import (
     set_instructions,
     shape_text,
 )
-from snaprt_replay.localize.edits import edits_between
+from snaprt_replay.localize.edits import edits_between, with_nested
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, Digests, compare
 from snaprt_replay.localize.program import FlatModule, Line
 
@@ -51,7 +51,9 @@ def aligned(suspect: FlatModule, reference: FlatModule) -> ComputationDiff:
         if laid_out is None:
             break
         compared = compare(*(program.entry for program in laid_out))
-    if compared is not as_they_are and all(map(_is_compared_inside, _nested(as_they_are))):
+    if compared is not as_they_are and all(
+        _is_compared_inside(nested) for nested, _ in with_nested(as_they_are)
+    ):
         return min(compared, as_they_are, key=lambda diff: len(edits_between(diff)))
     return compared
 
@@ -126,7 +128,7 @@ def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] |
     """Return both programs with the same layout for the outermost loops and branches."""
     pairs = [
         (nested, calls, layout)
-        for nested in _nested(compared)
+        for nested, _ in with_nested(compared)
         for calls in _changed_calls(nested)
         for layout in [_layout(nested, *calls)]
         if any(suspect_number != reference_number for suspect_number, reference_number in layout)
@@ -146,14 +148,6 @@ def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] |
             visited.add(key)
         programs.append(editing.program())
     return programs[0], programs[1]
-
-
-def _nested(compared: ComputationDiff) -> Iterator[ComputationDiff]:
-    yield compared
-    for inside in compared.inside.values():
-        for nested in inside:
-            if not nested.is_same:
-                yield from _nested(nested)
 
 
 def _changed_calls(compared: ComputationDiff) -> Iterator[tuple[_Call, _Call]]:

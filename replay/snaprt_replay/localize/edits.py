@@ -24,7 +24,7 @@ from snaprt_replay.hlo.extract import Piece, Value, attributes_of
 from snaprt_replay.hlo.hlo_module import copy_of, parameters, shape_text, take_name
 from snaprt_replay.localize.findings import InstructionPlace
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, compare, content_of
-from snaprt_replay.localize.measure import error_between
+from snaprt_replay.localize.measure import largest_error
 from snaprt_replay.localize.program import NO_WORK, FlatModule, Line
 from snaprt_replay.localize.session import Order, Session, Side, Values
 
@@ -287,7 +287,7 @@ def edits_between(compared: ComputationDiff) -> list[Edit]:
     """Return how two programs differ, in program order, given their entry computations."""
     joined = _Joined()
     members: dict[_Node, _Member] = {}
-    for nested, frame in _nested(compared, ()):
+    for nested, frame in with_nested(compared):
         for node in _differing(nested, joined):
             members.setdefault(node, _Member(node.instruction, nested, frame))
     sets: defaultdict[Hashable, list[_Member]] = defaultdict(list)
@@ -296,8 +296,8 @@ def edits_between(compared: ComputationDiff) -> list[Edit]:
     return list(map(_edit, sets.values()))
 
 
-def _nested(
-    compared: ComputationDiff, frame: tuple[str, ...]
+def with_nested(
+    compared: ComputationDiff, frame: tuple[str, ...] = ()
 ) -> Iterator[tuple[ComputationDiff, tuple[str, ...]]]:
     """Yield a comparison and those nested in it, with the enclosing loops and branches."""
     yield compared, frame
@@ -305,7 +305,7 @@ def _nested(
         instruction = compared.lines[0].by_id[instruction_id]
         for number, nested in enumerate(inside):
             if not nested.is_same:
-                yield from _nested(nested, (*frame, _name_inside(instruction, number)))
+                yield from with_nested(nested, (*frame, _name_inside(instruction, number)))
 
 
 def _name_inside(instruction: XlaMessage, number: int) -> str:
@@ -617,7 +617,7 @@ def prove(
     """
     edits = edits_between(compared)
     trial = _Trial(session, side, compared, inputs, list(reference.values()))
-    before = trial.error_of(list(outputs.values()))
+    before = largest_error(reference.values(), outputs.values())
     fewest = _fewest(edits, trial)
     after = trial.error(fewest)
     is_proven = bool(fewest) and after <= 1.0
@@ -667,11 +667,7 @@ class _Trial:
             ((values,),) = self.session.run(whole(side, self.inputs))
         except (CannotCombineError, ExecutionError):
             return float("inf")
-        return self.error_of(list(values.values()))
-
-    def error_of(self, outputs: Sequence[np.ndarray]) -> float:
-        pairs = zip(self.expected, outputs, strict=True)
-        return max((error_between(expected, actual) for expected, actual in pairs), default=0.0)
+        return largest_error(self.expected, values.values())
 
 
 def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:

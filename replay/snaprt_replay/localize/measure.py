@@ -8,6 +8,7 @@ different values can be compared with each other.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -53,6 +54,12 @@ def error_between(
             return 0.0
         return max(_LEAST_WRONG, wrong * _ALL_WRONG) if wrong else 0.0
     return _float_error(reference, suspect, moved)
+
+
+def largest_error(references: Iterable[np.ndarray], suspects: Iterable[np.ndarray]) -> float:
+    """Return the largest `error_between` arrays and their counterparts."""
+    pairs = zip(references, suspects, strict=True)
+    return max((error_between(*pair) for pair in pairs), default=0.0)
 
 
 def _share(reference: np.ndarray, actual: np.ndarray) -> float:

@@ -34,7 +34,7 @@ from snaprt_replay.localize.findings import (
     sentence,
 )
 from snaprt_replay.localize.matching import ComputationDiff, count_matched, signature
-from snaprt_replay.localize.measure import difference, error_between
+from snaprt_replay.localize.measure import difference, largest_error
 from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.localize.search import Found, Search, try_passes
 from snaprt_replay.localize.session import BudgetSpentError, RunModule, Session, Side, Values
@@ -368,13 +368,7 @@ def _notes_on_recorded(
         return ()
     notes = []
     for side, values in zip(frame.sides, (outputs.suspect, outputs.reference), strict=True):
-        error = max(
-            (
-                error_between(actual, expected)
-                for actual, expected in zip(values.values(), recorded, strict=True)
-            ),
-            default=0.0,
-        )
+        error = largest_error(values.values(), recorded)
         gives = "reproduces" if error <= 1.0 else "does not reproduce"
         notes.append(f"{side.name} {gives} the recorded outputs (error: {error_text(error)})")
     return tuple(notes)
