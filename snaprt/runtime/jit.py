@@ -140,8 +140,8 @@ class _Traced:
 
     # Its executables, by the identity of what was lowered.
     lowered: dict[int, JitExecutable] = field(default_factory=dict)
-    # Which of them each kind of call runs, and what must stay alive for that.
-    kinds: dict[Any, tuple[JitExecutable, Any]] = field(default_factory=dict)
+    # Which of them each kind of call runs.
+    kinds: dict[Any, JitExecutable] = field(default_factory=dict)
 
 
 # JAX forgets a traced function when nobody holds it any more, and so do we.
@@ -178,9 +178,9 @@ def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
         Exception: Whatever JAX raises for a program that it cannot lower.
     """
     traced = _traced.setdefault(call.params["jaxpr"], _Traced())
-    kind, alive = jaxapi.kind_of_flat_call(call)
+    kind = jaxapi.kind_of_flat_call(call)
     if kind in traced.kinds:
-        return traced.kinds[kind][0]
+        return traced.kinds[kind]
     lowered = jaxapi.lower_jit_call(call)
     identity = jaxapi.identity_of_lowered(lowered)
     executable = traced.lowered.get(identity)
@@ -188,7 +188,7 @@ def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
         executable = traced.lowered[identity] = _described(lowered, call)
     if len(traced.kinds) >= MAX_KINDS:
         traced.kinds.clear()
-    traced.kinds[kind] = executable, alive
+    traced.kinds[kind] = executable
     return executable
 
 
@@ -214,77 +214,38 @@ class _Function:
     Attributes:
         info: JAX's description of it; alive, or another's could take its id.
         again: The function: it shares what JAX has compiled with the user's own.
-        first: The number of the executable that it first ran; None where this is the first time,
-            -1 where it has run several, or JAX has no entries that tell several.
-        only: What each call runs, while there is no more than one executable.
-        entries: How many kinds of calls JAX knew of it when that was last clear.
-        kinds: What each kind of call runs, and what must stay alive for that.
-        lock: Held while ``first`` and ``only`` change: several threads may call it.
+        kinds: What each kind of call runs.
+        is_kept: Whether it is remembered: from its second call on.
         thread: The only one that calls it; None where there are several.
         rests: The executable whose executions may rest: the first.
         resting: What counts those; None where each is to be seen.
     """
 
-    __slots__ = (
-        *("again", "entries", "first", "fun", "info", "kinds", "lock"),
-        *("only", "resting", "rests", "thread"),
-    )
+    __slots__ = ("again", "fun", "info", "is_kept", "kinds", "resting", "rests", "thread")
 
-    def __init__(self, fun: Any, info: Any, first: int | None) -> None:
+    def __init__(self, fun: Any, info: Any, *, is_kept: bool) -> None:
         self.fun = fun
         self.info = info
         self.again = jaxapi.jit_again(fun, info)
-        self.first = first
-        self.only: _Known | None = None
-        self.entries = -1
-        self.kinds: dict[Any, tuple[_Known, Any]] = {}
-        self.lock = threading.Lock()
+        self.kinds: dict[Any, _Known] = {}
+        self.is_kept = is_kept
         self.thread: int | None = threading.get_ident()
         self.rests: JitExecutable | None = None
         self.resting: Resting | None = None
 
-    def known(self, args: Any, kwargs: Any, *, is_relaxed: bool) -> _Known | None:
-        """Return what a call runs, or None where that takes a closer look."""
-        # JAX makes an entry for a call that is unlike those before, and asks us afterwards. Where
-        # C++ is to forget the call, it makes one for any.
-        if not is_relaxed:
-            if jaxapi.jit_entries(self.again) != self.entries:
-                return None
-            if self.only is not None:
-                return self.only
-        kind, _ = jaxapi.kind_of_jit_call(self.info, args, kwargs)
-        return self.kinds[kind][0] if kind in self.kinds else None
+    def kind_of(self, args: Any, kwargs: Any) -> tuple[Any, Sequence[Any]]:
+        """Return the kind of a call, and its leaves; None where JAX is to say what is wrong."""
+        try:
+            return jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        except Exception as error:
+            raise_if_interrupted(error)
+            return None, ()
 
-    def ran(
-        self,
-        executable: JitExecutable,
-        flat: jaxapi.FlatCall,
-        args: Any,
-        kwargs: Any,
-        *,
-        is_relaxed: bool,
-    ) -> None:
-        """Learn what a call ran."""
-        entry = _Known(executable, None if flat.captured else replace(flat, args=()))
+    def ran(self, kind: Any, executable: JitExecutable, flat: jaxapi.FlatCall) -> None:
+        """Learn what a call of a kind ran."""
         if len(self.kinds) >= MAX_KINDS:
             self.kinds.clear()
-        kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
-        self.kinds[kind] = entry, alive
-        with self.lock:
-            if executable.number != self.first or not jaxapi.has_jit_entry(
-                flat.args[flat.captured :]
-            ):
-                self.first = -1
-            self.only = entry if self.first == executable.number else None
-            self.entries = jaxapi.jit_entries(self.again) - is_relaxed
-
-    def runs_several(self) -> None:
-        """Learn of a call that ran another program than `first`, or that nobody could look at.
-
-        JAX has an entry for it that was made before others learn of it here.
-        """
-        with self.lock:
-            self.first, self.only = -1, None
+        self.kinds[kind] = _Known(executable, None if flat.captured else replace(flat, args=()))
 
 
 class _Call(Sequence[Any]):
@@ -363,8 +324,8 @@ class _Watcher:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._functions: dict[int, _Function] = {}
-        # What each first ran: one that is made, jitted and called once is not kept alive.
-        self._met: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # Those called before: one that is made, jitted and called once is not kept alive.
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def leaves_to_jax(self, source: str) -> bool:
@@ -376,14 +337,10 @@ class _Watcher:
         function = self._functions.get(id(info))
         if function is None or function.resting is None:
             return False
-        kind, _ = jaxapi.kind_of_jit_call(info, args, kwargs)
-        if kind not in function.kinds or function.kinds[kind][0].executable is not function.rests:
+        entry = function.kinds.get(function.kind_of(args, kwargs)[0])
+        if entry is None or entry.executable is not function.rests:
             return False
-        if function.thread != threading.get_ident() or not resting.leave(id(info)):
-            return False
-        if jaxapi.jit_entries(function.again) == function.entries + 1:  # JAX keeps that of this one
-            function.entries += 1
-        return True
+        return function.thread == threading.get_ident() and resting.leave(id(info))
 
     def left(self, info: Any) -> None:
         """Count a call that C++ has made."""
@@ -395,7 +352,7 @@ class _Watcher:
             return
         if function.thread != threading.get_ident():  # that one sees it at its next call
             function.thread = function.resting = None
-        elif function.first is not None and function.rests in (None, executable):
+        elif function.is_kept and function.rests in (None, executable):
             function.rests = executable
             function.resting = self._recorder.rest(executable)
             resting.judge(id(function.info), function, donates=bool(executable.donated))
@@ -405,20 +362,17 @@ class _Watcher:
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a jitted function for the user."""
         function = self._functions.get(id(info)) or self._meet(fun, info)
-        entry, number = None, None  # what it is known to run; which executable has run
-        is_relaxed = jaxapi.pause_watch()
+        jaxapi.pause_watch()
         try:
-            entry = function.known(args, kwargs, is_relaxed=is_relaxed)
-            leaves: Sequence[Any] = ()
+            kind, leaves = function.kind_of(args, kwargs)
+            entry = function.kinds.get(kind)
             known = None
             if entry is not None:
                 if not _is_recorded() and not repro.is_asked_for():
                     return run_followed(entry.executable, function.again, args, kwargs)
-                leaves, are_arrays = jaxapi.leaves_of_jit_call(info, args, kwargs)
+                leaves, are_arrays = jaxapi.lowered_leaves(leaves)
                 if are_arrays:
                     known = self._left_to_the_end(function, entry.executable)
-                elif function.only is not None and not jaxapi.has_jit_entry(leaves):
-                    entry = None  # it may run another program than all others so far
             flat = None
             if entry is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
@@ -452,14 +406,9 @@ class _Watcher:
                     raise
                 # jax_debug_nans: for the user's own program, JAX finds the operation, and names it.
                 results = function.again(*args, **kwargs)
-            if function.first is not None and flat is not None:
-                function.ran(executable, flat, args, kwargs, is_relaxed=is_relaxed)
-            number = executable.number
+            if function.is_kept and flat is not None and kind is not None:
+                function.ran(kind, executable, flat)
         finally:
-            if function.first is None:
-                self._met_first(function, number)
-            elif number is None and entry is None:
-                function.runs_several()
             jaxapi.resume_watch()
         if known is None:
             self._relax(function, executable)
@@ -569,28 +518,13 @@ class _Watcher:
 
     def _meet(self, fun: Any, info: Any) -> _Function:
         with self._lock:
-            first = self._met.get(fun)
-            function = _Function(fun, info, first)
-            if first is not None:
-                if len(self._functions) >= MAX_FUNCTIONS:
-                    forgotten = self._functions.pop(next(iter(self._functions)))
-                    self._met[forgotten.fun] = -1
-                self._functions[id(info)] = function
-        return function
-
-    def _met_first(self, function: _Function, number: int | None) -> None:
-        """Learn which executable a first call ran; other threads may have made first calls, too.
-
-        Args:
-            function: That of the call; others may have one of their own.
-            number: None where the call failed, or nobody could look at it.
-        """
-        with self._lock:
-            first = self._met.get(function.fun, number)
-            self._met[function.fun] = -1 if number is None or first != number else number
-            other = self._functions.get(id(function.info))
-        if other is not None and other.first != number:
-            other.runs_several()
+            function = _Function(fun, info, is_kept=fun in self._met)
+            if not function.is_kept:
+                self._met.add(fun)
+                return function
+            if len(self._functions) >= MAX_FUNCTIONS:
+                self._functions.pop(next(iter(self._functions)))
+            return self._functions.setdefault(id(info), function)
 
     def _changed(self, call: _Call) -> _Call | None:
         """Return the call of another program, where the recorder needs one to learn how it ends."""

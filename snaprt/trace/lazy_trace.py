@@ -269,9 +269,9 @@ class LazyTrace(jaxapi.Trace):
         return arrays
 
     def _makes_callbacks(self, primitive: Any, params: dict[str, Any]) -> bool:
-        """Return whether a callback is new, as many have been that the line made which runs.
+        """Return whether a callback is new, at a line that has made many new ones.
 
-        Each would be one more program, where eager JAX just calls them.
+        Each would be one more program, where eager JAX just calls it.
         """
         if self.fullgraph or is_known(primitive, params, self._operation_context):
             return False
@@ -453,7 +453,7 @@ _AT_ONCE: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 
 _LAYOUTS = ("in_layouts", "out_layouts")
 
-#: What eager JAX runs without compiling a program, and of how many that a line makes graphs hold.
+#: Callbacks that eager JAX just calls, and how many new ones of a line graphs hold.
 _DEBUG_CALLBACKS = frozenset({"debug_callback", "debug_print"})
 _MAX_CALLBACKS = 16
 

@@ -553,6 +553,33 @@ def test_first_calls_of_several_threads_leave_no_program_to_the_others(
         assert len(set(pairs)) == 3  # each program has results of its own
 
 
+@pytest.mark.parametrize(
+    "clear", [lambda function: function.clear_cache(), lambda _: jax.clear_caches()]
+)
+@pytest.mark.parametrize("when", ["all", "nan"])
+def test_a_function_that_is_traced_anew_leaves_its_program(
+    dump: Path, when: str, clear: Callable[[Any], None]
+) -> None:
+    scale = 2.0
+
+    def scaled(x: jax.Array, power: int) -> jax.Array:
+        return scale * x**power
+
+    function = jax.jit(scaled, static_argnums=1)
+    with snaprt.record(when=when, folder=dump):
+        assert [float(function(jnp.ones(()), 1)) for _ in range(3)] == [2, 2, 2]
+        clear(function)
+        assert [float(function(jnp.full((), 3.0), 2)) for _ in range(3)] == [18, 18, 18]
+        scale = 5.0
+        clear(function)
+        assert [float(function(jnp.ones(()), 1)) for _ in range(3)] == [5, 5, 5]
+    if when == "all":
+        files = recorded(dump, "outputs")
+        pairs = {(f.manifest.execution.executable, f.array("result").item()) for f in files}
+        assert len(files) == 9
+        assert len(pairs) == len({executable for executable, _ in pairs}) == 3
+
+
 @pytest.mark.parametrize("when", ["all", "nan"])
 def test_calls_that_fail_leave_no_program_to_others_like_them(dump: Path, when: str) -> None:
     @jax.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
 from snaprt.jaxapi.jit.entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
 from snaprt.jaxapi.settings import key_reuse_is_checked, trace_context
-from snaprt.jaxapi.tracing.arrays import data_of_keys, has_no_values, shape_of_aval, typeof
+from snaprt.jaxapi.tracing.arrays import data_of_keys, shape_of_aval
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,12 @@ def leaves_of_results(results: Any) -> list[Any]:
     return _tree_util.default_registry.flatten(results)[0]
 
 
-def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Sequence[Any], bool]:
-    """Return the arguments of a call of a function that captured nothing, as JAX lowers it.
+def lowered_leaves(leaves: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+    """Return the leaves of the arguments of a call, as JAX lowers it if it captured nothing.
 
     Returns:
         The arguments; and whether all are JAX's arrays, as `are_arrays` says.
     """
-    leaves = parse_jit_call(info, args, kwargs)[1]
     if are_arrays(leaves):
         return leaves, True
     return tuple(map(_core.full_lower, leaves)), False
@@ -114,17 +114,6 @@ _ARRAYS_ALONE: Final = frozenset({_array.ArrayImpl})
 def behind_reference(value: Any) -> Any:
     """Return the array that a reference holds now, and any other value as it is."""
     return value._refs._buf if isinstance(value, _core.Ref) else value
-
-
-def has_jit_entry(leaves: Sequence[Any]) -> bool:
-    """Return whether JAX makes an entry for a call that is unlike those before.
-
-    C++ knows neither references nor values of no bytes, and makes none where there are some.
-
-    Args:
-        leaves: Of the arguments of the call; static ones left out.
-    """
-    return not any(isinstance(leaf, _core.Ref) or has_no_values(typeof(leaf)) for leaf in leaves)
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
@@ -267,41 +256,68 @@ def lower_jit_call(call: FlatCall) -> Any:
     return jax.stages.Lowered(computation, {}, None)
 
 
-def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Sequence[Any]]:
     """Return what tells calls of a jitted function that run different programs.
 
     Returns:
-        A key, equal for calls of one kind as long as what stands beside it is alive; the same
-        call may have more than one.
+        A key, equal for calls of one kind, though one kind may have several; and the leaves of the
+        arguments that are not static. After `jax.clear_caches`, or ``clear_cache`` of a function,
+        all keys are others: JAX traces anew, and what the functions read may have changed.
+
+    Raises:
+        Exception: JAX cannot make the call.
     """
     signature, leaves = parse_jit_call(info, args, kwargs)
-    parts, alive = _kinds_of(leaves)
-    return (signature, parts, trace_context()), alive
+    return (signature, _kinds_of(leaves), trace_context(), _since_cleared()), leaves
 
 
-def kind_of_flat_call(call: FlatCall) -> tuple[Any, Any]:
-    """Return what tells calls of one traced function that run different programs.
+def _since_cleared() -> object:
+    """Return an object that is another one after JAX's caches of traced functions were cleared.
 
-    Returns:
-        As `kind_of_jit_call`.
+    Checked with jax 0.10.2, 0.11.2 and 0.12.0: what clears the one clears the other.
     """
+    entry: Any = _pjit._infer_params_cached(_since_cleared, *_NO_CALL)
+    if entry.pjit_params is None:
+        entry.pjit_params = object()
+    return entry.pjit_params
+
+
+_NO_CALL: Any = (None, None, None, None)
+
+
+def kind_of_flat_call(call: FlatCall) -> Any:
+    """Return what tells calls of one traced function that run different programs."""
     params = call.params
     chosen = (params["in_shardings"], params["out_shardings"], params["donated_invars"])
-    parts, alive = _kinds_of(call.args)
-    return (parts, chosen, trace_context()), alive
+    return (_kinds_of(call.args), chosen, trace_context())
 
 
-def _kinds_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+def _kinds_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
     parts: list[Any] = []
-    alive: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, _array.ArrayImpl):
-            aval, sharding = leaf.aval, leaf.sharding
-            parts += (id(aval), id(sharding), leaf._committed)
-            alive += (aval, sharding)
+            parts += (_number_of(leaf.aval), _number_of(leaf.sharding), leaf._committed)
         else:
             parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
             held = data_of_keys(behind_reference(leaf))
             if isinstance(held, _array.ArrayImpl):  # of keys, or of a reference
                 parts += (held.sharding, held._committed)
-    return tuple(parts), alive
+    return tuple(parts)
+
+
+_numbers = itertools.count()
+_numbers_by_value: dict[Any, int] = {}
+_numbers_by_id: dict[int, tuple[Any, int]] = {}  # with what has that id, which is alive so
+_MAX_NUMBERED: Final = 1 << 14
+
+
+def _number_of(value: Any) -> int:
+    """Return a number that equal values have, which takes less time than to compare them."""
+    known = _numbers_by_id.get(id(value))
+    if known is None:
+        for table in (_numbers_by_id, _numbers_by_value):
+            if len(table) >= _MAX_NUMBERED:
+                table.clear()  # equal ones get another number from here on, which none had
+        number = _numbers_by_value.setdefault(value, next(_numbers))
+        known = _numbers_by_id[id(value)] = value, number
+    return known[1]

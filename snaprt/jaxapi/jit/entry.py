@@ -177,11 +177,6 @@ def jit_again(fun: Any, info: Any) -> Any:
     return _pjit._cpp_pjit(fun, info)
 
 
-def jit_entries(function: Any) -> int:
-    """Return for how many kinds of calls JAX has looked for a compiled program of a function."""
-    return function._cache_size()
-
-
 NOT_KNOWN = object()
 
 _FollowJit = Callable[
