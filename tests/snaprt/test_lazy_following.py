@@ -269,6 +269,19 @@ def test_threads_pass_arrays_to_each_other_while_all_record():
     in_threads(4, work)
 
 
+@pytest.mark.parametrize(
+    "clear", [lambda function: function.clear_cache(), lambda _: jax.clear_caches()]
+)
+def test_a_function_that_jax_has_forgotten_is_traced_again(clear):
+    scale = 2.0
+    function = jax.jit(lambda x: x * scale)
+    with snaprt.lazy():
+        assert [float(function(X)[0, 0]) for _ in range(3)] == [-2.0] * 3
+        scale = 3.0
+        clear(function)
+        assert [float(function(X)[0, 0]) for _ in range(3)] == [-3.0] * 3
+
+
 def test_a_thread_reads_what_another_is_recording():
     stop = threading.Event()
     shared = [X]

@@ -19,7 +19,13 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
-from snaprt.jaxapi.jit.entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
+from snaprt.jaxapi.jit.entry import (
+    clearings,
+    infer_jit,
+    parse_jit_call,
+    run_jit,
+    run_jit_primitive,
+)
 from snaprt.jaxapi.settings import key_reuse_is_checked, trace_context
 from snaprt.jaxapi.tracing.arrays import data_of_keys, shape_of_aval
 
@@ -261,28 +267,14 @@ def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Sequence[A
 
     Returns:
         A key, equal for calls of one kind, though one kind may have several; and the leaves of the
-        arguments that are not static. After `jax.clear_caches`, or ``clear_cache`` of a function,
-        all keys are others: JAX traces anew, and what the functions read may have changed.
+        arguments that are not static. After JAX's caches were cleared, all keys are others: it
+        traces the functions anew, and what they read may have changed.
 
     Raises:
         Exception: JAX cannot make the call.
     """
     signature, leaves = parse_jit_call(info, args, kwargs)
-    return (signature, _kinds_of(leaves), trace_context(), _since_cleared()), leaves
-
-
-def _since_cleared() -> object:
-    """Return an object that is another one after JAX's caches of traced functions were cleared.
-
-    Checked with jax 0.10.2, 0.11.2 and 0.12.0: what clears the one clears the other.
-    """
-    entry: Any = _pjit._infer_params_cached(_since_cleared, *_NO_CALL)
-    if entry.pjit_params is None:
-        entry.pjit_params = object()
-    return entry.pjit_params
-
-
-_NO_CALL: Any = (None, None, None, None)
+    return (signature, _kinds_of(leaves), trace_context(), clearings.count), leaves
 
 
 def kind_of_flat_call(call: FlatCall) -> Any:
