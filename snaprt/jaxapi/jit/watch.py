@@ -276,15 +276,14 @@ def relax_watch(generation: int) -> bool:
     return True
 
 
-def watch_closely() -> bool:
-    """Have each watched call of this thread asked about again; return whether it was relaxed."""
+def watch_closely() -> None:
+    """Have each watched call of this thread asked about again, if it is relaxed."""
     if _thread.before is None:
-        return False
+        return
     watch, hook = _thread.before
     _thread.before = None
     _watch.set_local(watch)
     _call_hook.set_local(hook)
-    return True
 
 
 def _after_call(function: Any, args: Any, kwargs: Any, results: Any) -> None:
@@ -306,15 +305,13 @@ class _Paused(threading.local):
 _paused = _Paused()
 
 
-def pause_watch() -> bool:
+def pause_watch() -> None:
     """Let JAX make this thread's calls by itself, but those of callbacks, until `resume_watch`.
 
-    Returns:
-        Whether the thread was relaxed, which it will not be then.
+    If the thread was relaxed, it will not be then.
     """
-    was_relaxed = watch_closely()
+    watch_closely()
     _paused.before.append(_watch.swap_local(None))
-    return was_relaxed
 
 
 def resume_watch() -> None:
