@@ -55,6 +55,11 @@ _MAX_JOINED: Final = 8
 #: What has so often come in a row before anything was cut is one program from the start.
 _MIN_ITERATIONS: Final = 4
 
+#: A loop of so many iterations is not compiled whole, for which XLA may take a time that grows with
+#: the square of its length. Each time so many more equations are pending, one is looked for.
+_MIN_LOOP: Final = 16
+_LOOP_LOOK: Final = 256
+
 #: A thread that marks steps may have so much more than its largest step pending, and this at least.
 #: Before its first step, it may have so much more pending than between automatic steps.
 #: Before one that it is expected to mark, it may have more.
@@ -207,12 +212,14 @@ class Pacer:
         if point.depth < self._wait_until:
             return REPEATS if self._ends_repetition(point) else None
         cause = _exceeded(point, _MARKED_STEPS)
-        if cause is None:
+        assert point.before is not None
+        if cause is None and point.weight // _LOOP_LOOK == point.before.weight // _LOOP_LOOK:
             return None
         is_small = point.weight < min(_limits().graph or _MAX_FIRST, _MAX_FIRST)
         if is_small and self._is_expected_to_mark():
             return None  # the next steps will not be cut either, and are to find its program
-        return None if self._find_repetition(point) else cause
+        iterations = _MIN_LOOP if cause is None else 2
+        return None if self._find_repetition(point, iterations) else cause
 
     def _is_expected_to_mark(self) -> bool:
         """Return whether the thread is expected to mark steps; once it is, it stays so."""
@@ -303,12 +310,17 @@ class Pacer:
     def _ends_repetition(self, point: Point) -> bool:
         return any(_ends_with(point, symbols) for symbols in self._ends.get(point.symbol, ()))
 
-    def _find_repetition(self, point: Point) -> bool:
-        """Look whether what was recorded last repeats; say whether it will soon end once more."""
+    def _find_repetition(self, point: Point, iterations: int = 2) -> bool:
+        """Look whether what was recorded last repeats; say whether it will soon end once more.
+
+        Args:
+            point: What was recorded last.
+            iterations: How often it must have come in a row.
+        """
         path = point.operations()
         symbols = self._history + [operation.symbol for operation in path]
         period = _period(symbols, min(_MIN_RUN, len(path) // 4))
-        if not period:
+        if not (period and _repeats(symbols, period, iterations)):
             return False
         if 2 * period <= len(path):
             back = _narrowest(path, period)
