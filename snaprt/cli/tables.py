@@ -26,7 +26,7 @@ _NOTHING = "-"
 
 def type_text(dtype: str, shape: Sequence[int]) -> str:
     """Return a type as in ``float32[3,2]``."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
+    return f"{shown.name(dtype)}[{','.join(map(str, shape))}]"
 
 
 def number_text(value: float | int | None) -> str:

@@ -220,7 +220,7 @@ def from_json(content: object) -> Metrics:
     try:
         metrics = {str(name): _metric_from(row) for name, row in content["metrics"].items()}
         counters = {str(name): int(value) for name, value in content["counters"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"these metrics are damaged: {error!r}") from error
     return Metrics(metrics, counters)
 

@@ -5,6 +5,7 @@ import json
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sample_reports import HOSTILE, sample_report
@@ -12,6 +13,7 @@ from snaprt_replay.report import model, saved, text
 from snaprt_replay.report.surroundings import source_excerpts
 
 from snaprt import shown
+from snaprt.cli.tables import type_text
 from snaprt.errors import UsageError
 
 SAVED = Path(__file__).parents[1] / "support" / "saved"
@@ -135,3 +137,41 @@ def test_results_that_were_saved_under_british_names_are_read():
     reports = {"schema": model.SCHEMA, "version": 1, "reports": [old]}
     assert model.to_json(*saved.read(reports, "old.json")) == model.to_json(report)
     assert saved.read(old["localisation"], "old.json")[0].localization == report.localization
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ((), 5),
+        (("judgement",), {}),
+        (("judgement",), {"reference": 1, "amplification": None}),
+        (("judgement",), {"reference": "f64", "amplification": "much"}),
+        (("grids", 0, "errors", 0), "NaN"),
+        (("grids", 0, "errors", 0), -1.0),
+        (("grids", 0, "specials", 0), 2**70),
+    ],
+)
+def test_an_edited_report_is_an_error_and_no_crash(where: tuple[str | int, ...], value: object):
+    plain: Any = json.loads(json.dumps([model.to_json(sample_report())]))
+    *path, last = (0, *where)
+    place = plain
+    for step in path:
+        place = place[step]
+    place[last] = value
+    with pytest.raises(UsageError, match="cannot read"):
+        saved.read({"schema": "snaprt.report", "version": 1, "reports": plain}, "edited.json")
+
+
+def test_a_report_from_elsewhere_does_not_command_a_terminal():
+    report = sample_report()
+    assert report.comparison is not None
+    output = dataclasses.replace(report.comparison.outputs[0], dtype="\x1b[2J")
+    hostile = dataclasses.replace(
+        report,
+        format="\x1b[2J",
+        headline=dataclasses.replace(report.headline, word="\x1b[2J"),
+        sides=(model.TrialSide("\x1b[2J", "cpu", "ok", "\x1b[2J"),),
+        comparison=dataclasses.replace(report.comparison, outputs=(output,)),
+    )
+    assert "\x1b" not in "\n".join(text.lines(hostile))
+    assert "\x1b" not in type_text(output.dtype, output.shape)

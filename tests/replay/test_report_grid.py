@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from snaprt_replay.report import charts
 from snaprt_replay.report import grid as grids
 from snaprt_replay.report.grid import error_grid
 from snaprt_replay.report.model import SPECIALS
@@ -78,3 +79,8 @@ def test_a_long_vector_is_broken_into_rows():
     assert (grid.rows, grid.columns) == (grids.ROWS, grids.COLUMNS)
     assert grid.table_rows * grid.table_columns >= 100_003
     assert set(grid.errors) == {1.0}
+
+
+def test_the_smallest_error_that_there_is_has_a_shade():
+    grid = error_grid(np.zeros(2), np.array([0.0, 5e-324]))
+    assert "shade" in str(charts.error_map("map", "loss", grid))

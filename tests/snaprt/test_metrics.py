@@ -198,6 +198,10 @@ def test_metrics_that_cannot_be_saved_name_the_file(tmp_path: Path):
         (b'{"schema": "snaprt.metrics", "version": 99}', "format version 99"),
         (b'{"schema": "snaprt.metrics", "version": 1}', "damaged"),
         (
+            b'{"schema": "snaprt.metrics", "version": 1, "metrics": {}, "counters": {"A": 1e999}}',
+            "damaged",
+        ),
+        (
             b'{"schema": "snaprt.metrics", "version": 1, "metrics": {"A": 1}, "counters": {}}',
             "damaged",
         ),

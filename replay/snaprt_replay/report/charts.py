@@ -216,14 +216,22 @@ def _map(
 def shade_range(errors: Sequence[float]) -> tuple[float, float]:
     """Return the errors of the lightest and the darkest shade, at least a factor of ten apart."""
     positive = [error for error in errors if error > 0]
-    return (min(*positive, max(positive) / 10), max(positive)) if positive else (0.0, 0.0)
+    if not positive:
+        return (0.0, 0.0)
+    # A tenth of the smallest number is 0, whose logarithm nobody can take.
+    return (min(*positive, max(positive) / 10 or math.ulp(0.0)), max(positive))
+
+
+def share_of_range(error: float, limits: tuple[float, float]) -> float:
+    """Return where an error lies between those of the two shades: 0 lightest, 1 darkest."""
+    low, high = map(math.log, limits)
+    return (math.log(error) - low) / (high - low) if low < high else 1.0
 
 
 def _shade(error: float, limits: tuple[float, float]) -> int | None:
     if error <= 0:
         return None
-    low, high = map(math.log, limits)
-    return min(SHADES - 1, int((math.log(error) - low) / (high - low) * SHADES))
+    return min(SHADES - 1, int(share_of_range(error, limits) * SHADES))
 
 
 class ErrorScale:

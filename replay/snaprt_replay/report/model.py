@@ -7,6 +7,7 @@ localizing, if that was done. ``from_json(to_json(report))`` is ``report``.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -165,9 +166,15 @@ class ErrorGrid:
     box: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there are as many cells as the grid declares."""
+        """Raise ValueError unless the grid has the cells that it declares, and can be drawn."""
         if not len(self.errors) == len(self.specials) == self.rows * self.columns:
             raise ValueError("a grid does not have as many cells as it declares")
+        if min(self.rows, self.columns) < 1:
+            raise ValueError("a grid has no cells")
+        if not all(math.isfinite(error) and error >= 0 for error in self.errors):
+            raise ValueError("an error in a grid is no finite distance")
+        if not set(self.specials) <= set(range(len(SPECIALS))):
+            raise ValueError("a mark in a grid has no meaning")
 
 
 #: The meaning of each mark in the NaN and Inf map; a cell has the largest mark of its elements.
@@ -252,7 +259,8 @@ class Report:
     warnings: tuple[str, ...] = ()  # what differs between the two, in sentences
     notes: tuple[str, ...] = ()  # what else a reader should know
     sides: tuple[TrialSide, ...] = ()  # of a trial of variants
-    # Of a trial: the fields of `compare.verdict.Judgement`.
+    # Of a trial: the fields of `compare.verdict.Judgement`, of which `reference` and
+    # `amplification` are shown.
     judgement: Mapping[str, Any] | None = None
     compiled: Compiled | None = None  # if it was only compiled
     # The file's record of an error that was raised while a graph was recorded.
@@ -273,6 +281,15 @@ class Report:
     neighborhood: Neighborhood | None = None  # of the instructions at fault
     sources: tuple[SourceExcerpt, ...] = ()  # the source lines that they come from
     commands: tuple[Command, ...] = ()  # to reproduce it
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the judgement has the fields that are shown."""
+        if self.judgement is None:
+            return
+        if not isinstance(self.judgement.get("reference"), str):
+            raise ValueError("a judgement names no reference")
+        if not isinstance(self.judgement.get("amplification", ""), float | int | None):
+            raise ValueError("the amplification of a judgement is no number")
 
     @property
     def device(self) -> str:

@@ -63,7 +63,9 @@ def _with_new_names(plain: Mapping[str, Any]) -> Mapping[str, Any]:
         elif name == "schema":
             renamed[name] = _OLD_NAMES.get(str(value), value)
         elif name == "reports" and isinstance(value, list):
-            renamed[name] = [_with_new_names(report) for report in value]
+            renamed[name] = [
+                _with_new_names(report) if isinstance(report, dict) else report for report in value
+            ]
     return renamed
 
 

@@ -69,7 +69,7 @@ def lines(report: Report) -> Iterator[str]:
 def blocks(report: Report) -> Iterator[Block]:
     """Yield a report's lines and tables; the verdict is last, where a terminal user looks first."""
     module = f", module {shown.name(report.module)}" if report.module else ""
-    yield f"{shown.name(report.path, 400)}: {report.format}{module}".removesuffix(": ")
+    yield f"{shown.name(report.path, 400)}: {shown.name(report.format)}{module}".removesuffix(": ")
     if "replay" in report.runs:
         yield f"replayed on {shown.name(report.device)}{_how_it_ran(report.runs['replay'])}"
     if report.compiled is not None:
@@ -102,7 +102,7 @@ def blocks(report: Report) -> Iterator[Block]:
         yield ""
         yield from device_table(report.all_devices)
     yield ""
-    yield f"{report.headline.word}: {shown.sentence(report.headline.sentence)}"
+    yield f"{shown.name(report.headline.word)}: {shown.sentence(report.headline.sentence)}"
 
 
 def _how_it_ran(run: RunRecord) -> str:
@@ -121,7 +121,8 @@ def _side_line(side: TrialSide, run: RunRecord) -> str:
     far = "" if side.score is None else f", {side.score:.3g} times what rounding explains"
     reason = f": {shown.sentence(side.reason)}" if side.reason else ""
     ran = f"{where}{agrees[run.agrees_with_itself]}"
-    return f"{side.letter} ({shown.name(side.name)}){ran}: {side.word}{far}{reason}"
+    letter, name, word = map(shown.name, (side.letter, side.name, side.word))
+    return f"{letter} ({name}){ran}: {word}{far}{reason}"
 
 
 def compiled_lines(compiled: Compiled) -> Iterator[str]:
@@ -187,7 +188,7 @@ def worst_words(report: Report) -> str:
 
 
 def _output_lines(output: OutputComparison, grid: ErrorGrid | None) -> Iterator[str]:
-    kind = f"{output.dtype}[{','.join(map(str, output.shape))}]"
+    kind = f"{shown.name(output.dtype)}[{','.join(map(str, output.shape))}]"
     yield f"{shown.name(output.name)} {kind}: {output.verdict}"
     yield f"  {shown.sentence(output.reason)}"
     if len(output.ulp_octaves) > 1:
@@ -197,11 +198,11 @@ def _output_lines(output: OutputComparison, grid: ErrorGrid | None) -> Iterator[
         return
     yield f"  {charts.box_text(grid)}"
     small = _smaller(grid)
-    low, high = charts.shade_range(small.errors)
+    low, high = limits = charts.shade_range(small.errors)
     for row in range(small.rows):
         here = slice(row * small.columns, (row + 1) * small.columns)
         marks = zip(small.errors[here], small.specials[here], strict=True)
-        yield "  " + "".join(_cell(error, special, low, high) for error, special in marks)
+        yield "  " + "".join(_cell(error, special, limits) for error, special in marks)
     yield f"  · none  {_SHADES[1]} {low:.2g} to {_SHADES[-1]} {high:.2g}" + _special_words(small)
 
 
@@ -218,11 +219,11 @@ def _smaller(grid: ErrorGrid) -> ErrorGrid:
     return error_cells(grid, min(_MAP_ROWS, grid.rows), min(_MAP_COLUMNS, grid.columns))
 
 
-def _cell(error: float, special: int, low: float, high: float) -> str:
+def _cell(error: float, special: int, limits: tuple[float, float]) -> str:
     if special > 1 or error <= 0:
         return _SPECIAL[special]
     steps = len(_SHADES) - 1
-    share = (math.log(error) - math.log(low)) / (math.log(high) - math.log(low))
+    share = charts.share_of_range(error, limits)
     return _SHADES[1 + max(0, min(steps - 1, int(share * steps)))]
 
 

@@ -180,7 +180,7 @@ def status_of(reports: Sequence[Report]) -> int:
 
 def word(headline: Headline) -> Text:
     """Return the word of a verdict in its color."""
-    return Text(headline.word, style=_STYLES[headline.status])
+    return Text(shown.name(headline.word), style=_STYLES[headline.status])
 
 
 def verdict(headline: Headline) -> Text:
