@@ -246,7 +246,11 @@ def _key_by_values(value: Any) -> Any:
 
 
 def _constant_key_by_values(value: Any) -> Any:
-    if jaxapi.host_literal(value) or jaxapi.is_extended_dtype(value.dtype):
+    if (
+        jaxapi.is_traced_reference(value)
+        or jaxapi.host_literal(value)
+        or jaxapi.is_extended_dtype(value.dtype)
+    ):
         return _constant_key(value)
     return (jaxapi.typeof(value), np.asarray(value).tobytes())
 
@@ -289,6 +293,8 @@ def _jaxpr_structure(
 
 
 def _constant_key(value: Any) -> Any:
+    if jaxapi.is_traced_reference(value):  # of a kernel, whose operand it is as well
+        return jaxapi.typeof(value)
     if jaxapi.host_literal(value):
         return (type(value), jaxapi.typeof(value), jaxapi.literal_bytes(value))
     if isinstance(value, np.ndarray):  # each trace has a copy of its own

@@ -14,6 +14,7 @@ from programs import run_program
 from threads import in_thread
 
 import snaprt
+from snaprt.graph.operation import is_same_program, operation
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 
@@ -399,3 +400,22 @@ def test_nothing_is_lost_where_jit_is_disabled():
             y = jnp.ones(3) * 3
             snaprt.mark_step()
         np.testing.assert_array_equal(y, [3, 3, 3])
+
+
+def test_kernels_that_close_over_a_traced_reference_are_equal_if_they_do_the_same():
+    @jax.jit
+    def read(ref):
+        kernel, equal, other = (
+            jax.make_jaxpr(function)()
+            for function in (lambda: ref[...], lambda: ref[...], lambda: ref[...] * 2)
+        )
+        assert is_same_program(kernel, equal)
+        assert not is_same_program(kernel, other)
+        first, second, third = (
+            operation(jax.lax.sin_p, {"jaxpr": jaxpr}, None).signature
+            for jaxpr in (kernel, equal, other)
+        )
+        assert first == second != third
+        return ref[...]
+
+    assert read(jax.new_ref(jnp.float32(3))) == 3

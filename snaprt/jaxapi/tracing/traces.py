@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec
 
+import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -107,6 +108,11 @@ def is_staging() -> bool:
             return True
         trace = getattr(trace, "parent_trace", None)
     return False
+
+
+def is_traced_reference(value: Any) -> bool:
+    """Return whether ``value`` is the tracer of a reference, which is no `jax.Array`."""
+    return isinstance(value, Tracer) and not isinstance(value, jax.Array)
 
 
 def refuse_escaped_tracer(value: Any) -> None:
