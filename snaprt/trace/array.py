@@ -5,6 +5,7 @@ With the table of what reads its value, and the copies between host and device.
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ READ_METHODS: dict[str, str] = {
     "__array__": "array",
     "__bool__": "bool",
     "__buffer__": "array",  # Python 3.12
+    "__bytes__": "tobytes",
     "__complex__": "complex",
     "__dlpack__": "dlpack",
     "__dlpack_device__": "dlpack",
@@ -51,6 +53,16 @@ READ_METHODS: dict[str, str] = {
     "tolist": "tolist",
     "unsafe_buffer_pointer": "unsafe_buffer_pointer",
     "unsafe_raw_buffer": "unsafe_buffer_pointer",  # JAX 0.12
+}
+
+#: Of these methods, those for which Python does more than call the value's own: a random key is no
+#: number, and the bytes of an integer are as many zeros.
+_ASKED_BY: dict[str, Callable[[Any], Any]] = {
+    "__bytes__": bytes,
+    "__complex__": complex,
+    "__float__": float,
+    "__index__": operator.index,
+    "__int__": int,
 }
 
 #: Properties of a lazy array that need its value.
@@ -247,9 +259,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
         """Return the text of the value, which is part of that of JAX's tracers of derivatives."""
         return str(self)
 
-    def __bytes__(self) -> bytes:
-        return self.tobytes()
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the value: whoever loads it needs no snaprt."""
         return self.materialize("pickle").__reduce_ex__(protocol)
@@ -290,13 +299,17 @@ def _array(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
 
 
 def _reading_method(name: str, cause: str) -> Callable[..., Any]:
+    ask = _ASKED_BY.get(name)
+
     def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
         value = (self.compute if name in HANDING_NOTHING_OUT else self.materialize)(cause)
         started = time.perf_counter_ns()
         try:
             with jaxapi.evaluating():
-                result = getattr(value, name)(*args, **kwargs)
-        except jax.errors.JaxRuntimeError as error:  # the device found out after the call returned
+                result = getattr(value, name)(*args, **kwargs) if ask is None else ask(value)
+        except jax.errors.JaxRuntimeError as error:
+            if _is_computed(value):  # it cannot be had in this form, such as int4 through DLPack
+                raise
             raise _failure(self, error) from error
         if cause in HOST_TRANSFERS:
             metrics.metric_add("TransferFromDeviceTime", time.perf_counter_ns() - started)
@@ -323,6 +336,15 @@ def wait_for(arrays: Sequence[LazyArray]) -> None:
             except jax.errors.JaxRuntimeError as error:
                 raise _failure(array, error) from error
         raise
+
+
+def _is_computed(value: jax.Array) -> bool:
+    """Return whether the device did not find out after the call had returned that it fails."""
+    try:
+        jax.block_until_ready(value)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _failure(array: LazyArray, error: Exception) -> ExecutionError:

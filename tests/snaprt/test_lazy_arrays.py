@@ -44,7 +44,11 @@ QUESTIONS = {
         copy.deepcopy({"x": x})["x"].tolist(),
         keys_of(copy.deepcopy(key)),
     ),
-    "its bytes": lambda x, key: (bytes(x), x.tobytes()),
+    "its bytes": lambda x, key: (bytes(x), x.tobytes(), bytes(x[0, 0].astype(int) + 2)),
+    "a key as a float": lambda x, key: float(key[0]),
+    "a key as an index": lambda x, key: range(key[0]),
+    "the bytes of a key": lambda x, key: bytes(key[0]),
+    "DLPack of what it does not know": lambda x, key: np.from_dlpack(x.astype(jnp.int4)),
     "whether numpy may write to it": lambda x, key: (
         np.asarray(x).flags.writeable,
         np.array(x).flags.writeable,
