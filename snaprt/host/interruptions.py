@@ -39,13 +39,18 @@ def interrupted_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Return whether ``error`` comes from a signal handler."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def raise_if_interrupted(error: BaseException) -> None:
     """Raise ``error`` again if it comes from a signal handler; else return.
 
     For code that takes any error for a failure of its own.
     """
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
+    if is_interruption(error):
         raise error
 
 

@@ -26,7 +26,7 @@ from snaprt.compile.program import compile_program, uncompiled_program, unfinish
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
 from snaprt.host.collector import collect_again
-from snaprt.host.interruptions import raise_if_interrupted
+from snaprt.host.interruptions import is_interruption, raise_if_interrupted
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
 from snaprt.runtime.events import (
@@ -743,6 +743,8 @@ def _recording_failed(
     if current_plan() is None or is_recorded(error):
         return
     if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording
+        return
+    if is_interruption(error):  # no operation failed
         return
     recorder = process_recorder()
     try:

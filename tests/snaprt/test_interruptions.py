@@ -14,6 +14,7 @@ from snaprt.compile import executable, obtain
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler import lowered
 from snaprt.snapshot.recorder import filing
+from snaprt.snapshot.recorder.record import process_recorder
 
 
 class TooSlowError(Exception):
@@ -91,3 +92,16 @@ def test_a_signal_that_interrupts_the_recorder_interrupts_the_program(interrupt,
         with pytest.raises(TooSlowError):
             double(2.0)
         assert double(3.0) == 6.0
+
+
+def test_a_signal_that_interrupts_an_operation_is_not_recorded_as_its_error(
+    interrupt, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("SNAPRT_RECORD", "error")
+    with snaprt.lazy():
+        interrupt(jnp, "cos")
+        with pytest.raises(TooSlowError):
+            jax.jit(lambda x: jnp.cos(x))(jnp.ones(3))
+    assert process_recorder().flush(60)
+    assert list(tmp_path.rglob("*.snap")) == []
