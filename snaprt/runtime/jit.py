@@ -35,6 +35,7 @@ from snaprt.runtime import repro, resting
 from snaprt.runtime.events import is_followed, run_followed
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
+from snaprt.snapshot.recorder.pending import hold_inputs
 from snaprt.snapshot.recorder.plan import (
     Plan,
     check_plan,
@@ -42,12 +43,15 @@ from snaprt.snapshot.recorder.plan import (
     plan_with,
     set_thread_plan,
 )
-from snaprt.snapshot.recorder.progress import is_watched_closely
+from snaprt.snapshot.recorder.progress import find_smallest, is_watched_closely
 from snaprt.snapshot.recorder.ranks.sharing import tell_plan
 from snaprt.snapshot.recorder.record import LeftToTheEnd, Recorder, Resting, process_recorder
 
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256
+
+#: What a computer has, or it ends the process.
+_SURE_BYTES = 1 << 28
 
 #: How often who waits for a compilation looks whether it has ended.
 _LOOK_SECONDS = 0.05
@@ -63,6 +67,7 @@ class JitExecutable:
     graph_id: str  # the first 16 hexadecimal digits of the digest of its StableHLO
     lowered: jax.stages.Lowered  # the program, which holds its executable when it is compiled
     module: jaxapi.JitModule
+    calls_native: bool  # whether it calls functions that are no part of XLA
     name: str
     devices: tuple[jaxapi.Device, ...]
     input_names: tuple[str, ...]
@@ -85,6 +90,20 @@ class JitExecutable:
     def is_pure(self) -> bool:
         """Whether an execution does nothing but compute its results."""
         return self.module.is_pure
+
+    @functools.cached_property
+    def starts_surely(self) -> bool:
+        """Whether no call of it fails, once it is compiled: if an execution does, its results do.
+
+        On a GPU, a call finds out that there is no memory for its results.
+        """
+        if self.calls_native or not self.is_pure:
+            return False
+        if [device.platform for device in self.devices] != ["cpu"]:
+            return False
+        loaded = jaxapi.loaded_executable(self.lowered.compile())
+        memory = {} if loaded is None else jaxapi.executable_memory(loaded)
+        return bool(memory) and sum(memory.values()) < _SURE_BYTES
 
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
@@ -157,12 +176,13 @@ def executable_ahead(ahead: jaxapi.CompiledAhead) -> JitExecutable:
 
 def _described(lowered: jax.stages.Lowered, call: jaxapi.FlatCall) -> JitExecutable:
     module = jaxapi.describe_jit_module(lowered, call)
-    digest = module_digest(jaxapi.stablehlo_without_locations(lowered))
+    stablehlo = jaxapi.stablehlo_without_locations(lowered)
     return JitExecutable(
         new_number(),
-        digest[:16],
+        module_digest(stablehlo)[:16],
         lowered,
         module,
+        b"custom_call" in stablehlo,
         module.name,
         module.devices,
         module.input_names,
@@ -219,9 +239,10 @@ class _Function:
         thread: The only one that calls it; None where there are several.
         rests: The executable whose executions may rest: the first.
         resting: What counts those; None where each is to be seen.
+        find: Finds an output in what those return, once one has.
     """
 
-    __slots__ = ("again", "fun", "info", "is_kept", "kinds", "resting", "rests", "thread")
+    __slots__ = ("again", "find", "fun", "info", "is_kept", "kinds", "resting", "rests", "thread")
 
     def __init__(self, fun: Any, info: Any, *, is_kept: bool) -> None:
         self.fun = fun
@@ -232,6 +253,7 @@ class _Function:
         self.thread: int | None = threading.get_ident()
         self.rests: JitExecutable | None = None
         self.resting: Resting | None = None
+        self.find: Callable[[Any], Any] = find_smallest(())[0]
 
     def kind_of(self, args: Any, kwargs: Any) -> tuple[Any, Sequence[Any]]:
         """Return the kind of a call, and its leaves; None where JAX is to say what is wrong."""
@@ -240,6 +262,32 @@ class _Function:
         except Exception as error:
             raise_if_interrupted(error)
             return None, ()
+
+    def trail(self, trailing: LeftToTheEnd, args: Any, kwargs: Any, results: Any) -> None:
+        """Hand a call that JAX has made to the recorder, which counts it."""
+        assert self.rests is not None
+        try:
+            module = self.rests.module
+            inputs = jaxapi.leaves_of_call(self.info, args, kwargs)
+            if not jaxapi.are_arrays(inputs):
+                inputs = jaxapi.jit_module_inputs(self.rests.lowered, module, inputs)
+                inputs = hold_inputs(inputs, (), "device")
+            elif len(inputs) > len(module.input_names):
+                inputs = [inputs[number] for number in module.kept_arguments or ()]
+            process_recorder().trail(trailing, inputs, self._output_in(results))
+        except Exception as error:
+            raise_if_interrupted(error)
+            process_recorder().writer.complain(error)
+
+    def _output_in(self, results: Any) -> Any:
+        """Return an array in what a call returned, None where none can say whether it is there."""
+        try:
+            return self.find(results)
+        except Exception:  # the first, or another kind of call returns something else
+            self.find = find_smallest(results)[0]
+        with contextlib.suppress(LookupError):
+            return self.find(results)
+        return None
 
     def ran(self, kind: Any, executable: JitExecutable, flat: jaxapi.FlatCall) -> None:
         """Learn what a call of a kind ran."""
@@ -340,11 +388,11 @@ class _Watcher:
         entry = function.kinds.get(function.kind_of(args, kwargs)[0])
         if entry is None or entry.executable is not function.rests:
             return False
-        return function.thread == threading.get_ident() and resting.leave(id(info))
+        return function.thread == threading.get_ident() and resting.is_left(id(info))
 
-    def left(self, info: Any) -> None:
-        """Count a call that C++ has made."""
-        resting.count(id(info))
+    def left(self, info: Any, args: Any, kwargs: Any, results: Any) -> None:
+        """Count a call that JAX has made."""
+        resting.count(id(info), args, kwargs, results)
 
     def _relax(self, function: _Function, executable: JitExecutable) -> None:
         """Leave to C++ what may be left to it, after a call of a function that was seen."""
@@ -354,7 +402,9 @@ class _Watcher:
             function.thread = function.resting = None
         elif function.is_kept and function.rests in (None, executable):
             function.rests = executable
-            function.resting = self._recorder.rest(executable)
+            function.resting = self._recorder.rest(
+                executable, starts_surely=self._is_trailed(function, executable)
+            )
             resting.judge(id(function.info), function, donates=bool(executable.donated))
             return
         resting.relax()
@@ -410,11 +460,22 @@ class _Watcher:
                 function.ran(kind, executable, flat)
         finally:
             jaxapi.resume_watch()
-        if known is None:
+        if known is None or executable.starts_surely:
             self._relax(function, executable)
         else:
             resting.relax()
         return results
+
+    def _is_trailed(self, function: _Function, executable: JitExecutable) -> bool:
+        """Return whether a call that was made says all that the recorder needs, if it asks."""
+        module = executable.module
+        return (
+            module.kept_arguments is not None
+            and module.has_all_results
+            and len(module.output_names) > 0
+            and executable.starts_surely
+            and not is_followed()
+        )
 
     def _left_to_the_end(
         self, function: _Function, executable: JitExecutable

@@ -1,4 +1,4 @@
-"""Leaves to C++ the calls of which nothing is wanted, and counts them.
+"""Leaves to C++ the calls of which nothing is wanted unless they fail, and counts them.
 
 What is to be recorded is often far away: step 40,000, each hundredth execution, a function of
 another name. Until then a call need not pass through Python, which is slow where the caches of the
@@ -6,9 +6,10 @@ processor hold other things: the thread is relaxed, C++ makes the call as withou
 tells us to count it.
 
 A thread is relaxed while nothing may be wanted of the next call of any function that it has left to
-C++, whatever is called next. It is watched closely again when that changes: with the last execution
-that rests, with a step, a scope or a variable of the environment, and where arrays are held that a
-call may donate.
+C++, whatever is called next. Where failures are wanted, those are calls that cannot fail before
+they return: their arrays are held afterwards. It is watched closely again when that changes: with
+the last execution that rests, with a step, a scope or a variable of the environment, and where
+arrays are held that a call may donate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 from snaprt import jaxapi, settings
 from snaprt.snapshot.recorder.pending import (
@@ -26,7 +27,7 @@ from snaprt.snapshot.recorder.pending import (
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, steps_ended, tell_at_step
 from snaprt.snapshot.recorder.progress import is_watched_closely, watched
-from snaprt.snapshot.recorder.record import Resting
+from snaprt.snapshot.recorder.record import LeftToTheEnd, Resting
 
 #: How many functions a thread leaves to C++.
 MAX_FUNCTIONS = 512
@@ -48,6 +49,9 @@ class Function(Protocol):
     def resting(self) -> Resting | None:
         """What counts their executions; None where each is to be seen."""
         ...
+
+    def trail(self, trailing: LeftToTheEnd, args: Any, kwargs: Any, results: Any) -> None:
+        """Count an execution whose call has returned, where those that fail are wanted."""
 
 
 class _Generation:
@@ -71,25 +75,29 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def leave(identity: int) -> bool:
-    """Leave a call to C++, and those like it, if it may rest; count it. Return whether it is left.
+def is_left(identity: int) -> bool:
+    """Return whether calls of a function of this identity are left to C++, for they may rest."""
+    return identity in _thread.generation.functions
+
+
+def count(identity: int, args: Any, kwargs: Any, results: Any) -> None:
+    """Count a call that was left to C++, if that is so.
 
     Args:
         identity: Of the function.
+        args: What it was called with.
+        kwargs: And with what else.
+        results: What it returned, which may be on its way.
     """
-    is_left = identity in _thread.generation.functions
-    count(identity)
-    return is_left
-
-
-def count(identity: int) -> None:
-    """Count a call that is left to C++, if that is so."""
     generation = _thread.generation
     function = generation.functions.get(identity)
     if function is None:  # JAX's own
         return
     resting = function.resting
-    if resting is None or resting.count():
+    trailing = None if resting is None else resting.trailing
+    if trailing is not None:
+        function.trail(trailing, args, kwargs, results)
+    if resting is None or (trailing is None and resting.count()):
         generation.due.add(identity)
         jaxapi.watch_closely()
     elif _changes != _thread.changes or is_watched_closely():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 from threads import in_thread
 
 import snaprt
-from snaprt import jaxapi
+from snaprt import jaxapi, metrics
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder.record import process_recorder
 
@@ -109,7 +110,95 @@ def test_cpp_makes_the_calls_between(tmp_path: Path) -> None:
         assert calls_of_jax(run) <= 6
     assert numbers(tmp_path) == [0, 50, 100, 150]
     with snaprt.record("error", tmp_path):
-        assert calls_of_jax(run) == 100
+        run()
+        assert calls_of_jax(run) <= 6
+
+
+def fails(_: Any) -> Any:
+    raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("function", "may_fail"),
+    [
+        (lambda x: x + 1, False),
+        (lambda x: {"x": jax.random.key(0), "y": [x, x.sum()]}, False),
+        (lambda x: jax.random.key(0), False),
+        (lambda x: (jax.debug.callback(lambda: None), x + 1)[1], True),
+        (lambda x: jax.pure_callback(np.sin, x, x), True),
+        (lambda x: jnp.linalg.cholesky(jnp.eye(3) + x), True),
+        (lambda x: jnp.zeros(1 << 26).at[0].add(x[0]), True),  # it needs much memory
+    ],
+)
+def test_cpp_makes_the_calls_that_cannot_fail(
+    tmp_path: Path, function: Callable[..., Any], may_fail: bool
+) -> None:
+    function, x = jax.jit(function), jnp.zeros(3)
+
+    def run() -> None:
+        for _ in range(5):
+            function(x)
+
+    with snaprt.record("error", tmp_path):
+        run()
+        assert (calls_of_jax(run) >= 5) == may_fail
+
+
+def test_an_error_finds_the_last_call_as_it_was_made(tmp_path: Path) -> None:
+    @functools.partial(jax.jit, static_argnames=("power", "mode"))
+    def step(tree: Any, unused: Any, power: int, *, key: Any, scale: float, mode: str) -> Any:
+        assert mode == "sum"
+        return {"result": tree["w"] ** power + scale + jax.random.uniform(key), "b": [tree["b"]]}
+
+    tree: dict[str, Any] = {"b": np.zeros(2, np.float32)}
+
+    def run() -> None:
+        for number in range(20):
+            tree["w"] = jnp.full(2, float(number))
+            tree["b"][:] = number
+            key, scale = jax.random.key(number), float(number)
+            step(tree, jnp.ones(3), 3, key=key, scale=scale, mode="sum")
+            if number % 2:
+                snaprt.mark_step()
+        tree["w"].delete()
+        tree["w"], tree["b"][:] = None, -1
+        raise ValueError
+
+    def run_in_scope() -> None:
+        with contextlib.suppress(ValueError), snaprt.record("error", tmp_path):
+            run()
+
+    in_thread(run_in_scope)
+    assert process_recorder().flush(30)
+    (path,) = tmp_path.glob("*.inputs.snap")
+    snapshot = open_snapshot(path)
+    execution = snapshot.manifest.execution
+    assert (execution.name, execution.execution_count, execution.step) == ("step", 19, 9)
+    arrays = {
+        array.name: np.asarray(snapshot.array(array.name)).tolist()
+        for array in snapshot.manifest.arrays
+    }
+    assert arrays == {
+        "tree['b']": [19.0, 19.0],
+        "tree['w']": [19.0, 19.0],
+        "key": [0, 19],
+        "scale": 19.0,
+    }
+
+
+def test_what_fails_while_its_call_has_returned_is_recorded(tmp_path: Path) -> None:
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, x: jnp.sin(x @ x), x)[0])
+    failing = jax.jit(lambda x: jax.pure_callback(fails, x, x))
+    step, x = new_step(), slow(jnp.zeros((400, 400)))
+    before = metrics.counter_value("SnapshotFailures")
+    with contextlib.suppress(Exception), snaprt.record("name=step, error", tmp_path):
+        for _ in range(5):
+            step(x)
+        step(failing(slow(jnp.zeros((400, 400)))))
+        for _ in range(5):
+            step(x)
+    assert process_recorder().flush(30)
+    assert metrics.counter_value("SnapshotFailures") == (before or 0) + 1
 
 
 def test_a_change_of_the_environment_counts_from_the_next_call(
@@ -270,7 +359,9 @@ def closely(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 CONDITIONS = (
     *("every=3", "execution=4|9", "name=^a, first=3", "name=^[bc]$, every=5", "all"),
-    *("name=nobody", "step=2-3", "step=2-, every=4", "recheck, every=6", "error", "nan; every=7"),
+    *("name=nobody", "step=2-3", "step=2-, every=4", "recheck, every=6", "nan; every=7"),
+    *("error", "name=^[ac]$, error", "name=^b$; error", "error, first=1"),
+    "error; step=3-, every=2",
 )
 
 
@@ -300,8 +391,10 @@ def run_program(seed: int, folder: Path) -> list[float]:
                 snaprt.mark_step()
             elif depth < 3:
                 when = chosen.choice(CONDITIONS)
-                with snaprt.record(when, folder / str(depth)):
+                with contextlib.suppress(ValueError), snaprt.record(when, folder / str(depth)):
                     some(depth + 1)
+                    if chosen.random() < 0.5:
+                        raise ValueError
 
     with snaprt.record(chosen.choice(CONDITIONS), folder):
         for _ in range(4):

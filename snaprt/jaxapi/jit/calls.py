@@ -93,6 +93,14 @@ def run_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
     return run_jit(inferred, flat, fun, args, kwargs)[0]
 
 
+def leaves_of_call(info: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the leaves of the arguments of a call that are not static."""
+    if info.static_argnums or info.static_argnames:
+        return parse_jit_call(info, args, kwargs)[1]
+    tree = (args, kwargs) if kwargs else args
+    return _tree_util.tracing_registry.flatten(tree)[0]  # in half the time
+
+
 def leaves_of_results(results: Any) -> list[Any]:
     """Return what `jax.tree.leaves` takes four times as long to find."""
     return _tree_util.default_registry.flatten(results)[0]

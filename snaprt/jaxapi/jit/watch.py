@@ -33,6 +33,8 @@ from snaprt.jaxapi.jit.entry import (
     MakeCall,
     UsersSource,
     ask_before_jit,
+    infer_jit,
+    run_jit,
     run_jit_primitive,
 )
 
@@ -163,13 +165,13 @@ class JitWatcher(Protocol):
     def leaves_call(self, info: Any, args: Any, kwargs: Any) -> bool:
         """Return whether JAX makes this call and those like it, until `watch_closely`.
 
-        Asked where the thread is relaxed, of functions that are watched. Of each call that C++
-        then makes, `left` is told after it.
+        Asked where the thread is relaxed, of functions that are watched. Of each such call, `left`
+        is told after it.
         """
         ...
 
-    def left(self, info: Any) -> None:
-        """Learn that C++ has made a call of a function; none that failed."""
+    def left(self, info: Any, args: Any, kwargs: Any, results: Any) -> None:
+        """Learn that JAX has made a call of a function; none that failed."""
 
     def leaves_to_jax(self, source: str) -> bool:
         """Return whether a function is not watched; ``source`` is ``NAME at FILE:LINE``."""
@@ -208,9 +210,15 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
             return None
         if type(setting) is _Relaxed:
             if watcher.leaves_call(info, args, kwargs):
-                return None
+                return lambda: make_and_tell(fun, info, args, kwargs)
             return lambda: (watcher.call(fun, info, args, kwargs), *ASK_AGAIN)
         return lambda: (watcher.call(fun, info, args, kwargs), *NO_FAST_PATH)
+
+    def make_and_tell(fun: Any, info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        inferred, flat = infer_jit(fun, info, args, kwargs)
+        made = run_jit(inferred, flat, fun, args, kwargs)
+        watcher.left(info, args, kwargs, made[0])
+        return made
 
     def run_primitive(*args: Any, **params: Any) -> Any:
         if _watch.value is None or watcher.leaves_to_jax(source_of(params["jaxpr"])):
@@ -227,7 +235,7 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
     module._post_hook_state = _CallHook()
 
 
-_left: list[Callable[[Any], None]] = []
+_left: list[Callable[[Any, Any, Any, Any], None]] = []
 
 #: What C++ calls after each call that it makes: JAX's own, which looks for NaN if it is asked to.
 _call_hook: Any = _api._post_hook_state
@@ -289,7 +297,7 @@ def watch_closely() -> None:
 def _after_call(function: Any, args: Any, kwargs: Any, results: Any) -> None:
     info = getattr(function, "_jit_info", None)  # none of what C++ calls for JAX's Python
     if info is not None:
-        _left[0](info)
+        _left[0](info, args, kwargs, results)
     look = _call_hook.get_global()
     if look is not None:  # since the thread was relaxed
         look(function, args, kwargs, results)

@@ -22,7 +22,13 @@ from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause, error_text
 from snaprt.snapshot.recorder.failures import mark_recorded
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring, names_of
-from snaprt.snapshot.recorder.pending import HeldExecution
+from snaprt.snapshot.recorder.pending import (
+    HeldExecution,
+    Trailing,
+    forget_succeeded,
+    is_donated_unannounced,
+    new_trail,
+)
 from snaprt.snapshot.recorder.ranks.sharing import Sharing
 from snaprt.snapshot.recorder.triggers import Trigger
 from snaprt.snapshot.recorder.writer import afresh_in_children
@@ -44,17 +50,24 @@ Ended = Callable[[HeldExecution, BaseException | None, int], None]
 class OutcomeWatch:
     """Tells how each execution ended, once, in the order in which they began.
 
+    Of those that it only trails, all but the last that have succeeded are forgotten.
+
     Args:
         ended: Is told; in a thread of this class, or in one that calls it.
+        take_up: Adds one that was trailed.
     """
 
-    def __init__(self, ended: Ended) -> None:
+    def __init__(self, ended: Ended, take_up: Callable[[Trailing], None]) -> None:
         self._ended = ended
+        self._take_up = take_up
+        self._trail = new_trail()
         self.start_afresh()
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
         """Watch nothing, with no thread."""
+        self._trail.clear()
+        self._taking_up = threading.RLock()
         self._watched: deque[HeldExecution] = deque()
         self._telling = threading.RLock()  # held by who tells of one of them
         self._fewer = threading.Condition()
@@ -89,15 +102,43 @@ class OutcomeWatch:
         elif execution.limit < self._shortest:
             self._shortest = execution.limit
         if not self._something_to_see.is_set():
-            self._something_to_see.set()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._look_on, name="snaprt-snapshot-look", daemon=True
-                )
-                self._thread.start()
+            self._see_to_it()
+
+    def trail(self, execution: Trailing) -> None:
+        """Watch an execution whose call has returned, with as little as it takes."""
+        trail = self._trail
+        trail.append(execution)
+        if self._is_closed or is_donated_unannounced():
+            self.take_up_trail()
+        elif self._taking_up.acquire(False):  # else another thread empties it
+            try:
+                forget_succeeded(trail)
+            except Exception:
+                self.take_up_trail()  # whoever waits for that one finds the error
+            finally:
+                self._taking_up.release()
+        if not self._something_to_see.is_set():
+            self._see_to_it()
+
+    def take_up_trail(self) -> None:
+        """Watch those that are trailed as all others are."""
+        trail = self._trail
+        with self._taking_up:
+            while trail:
+                self._take_up(trail.popleft())
+
+    def _see_to_it(self) -> None:
+        self._something_to_see.set()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._look_on, name="snaprt-snapshot-look", daemon=True
+            )
+            self._thread.start()
 
     def look(self) -> None:
         """Tell of those that have ended, as far as the thread does not wait for them."""
+        if self._trail:
+            self.take_up_trail()
         watched = self._watched
         # Another thread that tells of one goes on with the others by itself.
         if watched and self._telling.acquire(False):
@@ -108,7 +149,8 @@ class OutcomeWatch:
                 self._telling.release()
 
     def settle(self) -> None:
-        """Wait until all that were added have ended and were told of."""
+        """Wait until all that were added or trailed have ended and were told of."""
+        self.take_up_trail()
         with self._telling:
             while self._watched:
                 self._tell_oldest()
@@ -131,7 +173,7 @@ class OutcomeWatch:
             self._wait_for_late()
             if not self._watched:
                 event.clear()
-                if self._watched:  # added meanwhile, by who saw that it was set
+                if self._watched or self._trail:  # added meanwhile, by who saw that it was set
                     event.set()
 
     def _pause(self) -> float:

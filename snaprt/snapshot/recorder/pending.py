@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -96,7 +97,7 @@ def is_there_or_gone(array: Any) -> bool:
     Raises:
         RuntimeError: It was deleted, as some versions of JAX say it.
     """
-    return next(filter(None, map(operator.call, (array.is_deleted, array.is_ready))), False)
+    return any(map(operator.call, (array.is_deleted, array.is_ready)))
 
 
 @dataclass(eq=False)
@@ -143,22 +144,12 @@ class HeldExecution:
 
     def is_ready(self) -> bool:
         """Return whether it has ended, without waiting."""
-        last = self._last_to_come
-        try:
-            return last is None or is_there_or_gone(last)
-        except RuntimeError:  # it was donated, so it was there
-            return True
+        return self._last_to_come is None or _is_ready(self._last_to_come)
 
     def wait(self) -> None:
         """Wait until it has ended; raise its error if it failed."""
-        last = self._last_to_come
-        if last is None:
-            return
-        try:
-            last.block_until_ready()
-        except Exception:
-            if not last.is_deleted():  # else somebody else has used it, so it was there
-                raise
+        if self._last_to_come is not None:
+            _wait_for(self._last_to_come)
 
     def ends_within(self, seconds: float) -> bool:
         """Wait until it has ended, but not longer than this; return whether it has."""
@@ -198,6 +189,46 @@ class HeldExecution:
         kind = None if error is None else jaxapi.forbidden_value(error)
         of_outputs = _kinds(self.outputs or ()) if kind is None else frozenset({kind})
         return bool(of_outputs) and bool(of_outputs - _kinds(self.inputs))
+
+
+def _is_ready(array: Any) -> bool:
+    try:
+        return is_there_or_gone(array)
+    except RuntimeError:  # it was donated, so it was there
+        return True
+
+
+def _wait_for(array: Any) -> None:
+    try:
+        array.block_until_ready()
+    except Exception:
+        if not array.is_deleted():  # else somebody else has used it, so it was there
+            raise
+
+
+Trailing = tuple[list[Any], Any, Any]
+"""An execution whose call has returned, of which nothing is wanted unless it fails: its inputs, an
+output or None, and what the recorder makes a `HeldExecution` of, when it matters."""
+
+_trails: list[deque[Trailing]] = []
+
+
+def new_trail() -> deque[Trailing]:
+    """Return what holds such executions, the oldest first: arrays in it are not donated either."""
+    trail: deque[Trailing] = deque()
+    _trails.append(trail)
+    return trail
+
+
+def forget_succeeded(trail: deque[Trailing]) -> None:
+    """Forget executions that have ended, but the last one; raise the error of one that failed."""
+    while len(trail) > 1:
+        output = trail[0][1]
+        if output is not None:
+            if not _is_ready(output):
+                return
+            _wait_for(output)
+        trail.popleft()
 
 
 def _kinds(arrays: Iterable[Any]) -> frozenset[str]:
@@ -303,25 +334,32 @@ def remember(execution: HeldExecution) -> None:
         _most = max(_MANY, 2 * len(_alive))
 
 
+def is_donated_unannounced() -> bool:
+    """Return whether a thread donates without `about_to_donate`, until something is held."""
+    return bool(_unannounced)
+
+
 def is_anything_held() -> bool:
     """Return whether an array that is donated may have to be copied: finding those takes time."""
-    return bool(_alive)
+    return bool(_alive) or any(_trails)
 
 
 def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
     """Copy, where they are held, arrays whose memory the next execution takes."""
-    if not _alive:
+    if not is_anything_held():
         return
     _alive[:] = alive = [reference for reference in _alive if reference() is not None]
     going = {id(array) for array in arrays}
     copies: dict[int, Any] = {}
+    held = [inputs for trail in _trails for inputs, _, _ in list(trail)]
     for execution in filter(None, [reference() for reference in alive]):
-        for places in (execution.inputs, execution.outputs or []):
-            for place, array in enumerate(places):
-                if id(array) in going:
-                    if id(array) not in copies:
-                        copies[id(array)] = copy(array, hold)
-                    places[place] = copies[id(array)]
+        held += execution.inputs, execution.outputs or []
+    for places in held:
+        for place, array in enumerate(places):
+            if id(array) in going:
+                if id(array) not in copies:
+                    copies[id(array)] = copy(array, hold)
+                places[place] = copies[id(array)]
 
 
 def about_to_delete(array: Any) -> None:

@@ -194,23 +194,28 @@ class Progress:
 
     def _learn(self, number: int, results: Any) -> tuple[Find, bool]:
         """Find out which output of an executable is the smallest, and how it is found again."""
-        smallest: tuple[int, Any] | None = None
-        for path, leaf in jax.tree_util.tree_flatten_with_path(results)[0]:
-            if hasattr(leaf, "is_ready") and (smallest is None or leaf.nbytes < smallest[0]):
-                smallest = leaf.nbytes, path
-        if smallest is None:
-            find: tuple[Find, bool] = (_nothing, True)
-        else:
-            find = _finder(smallest[1]), smallest[0] <= _HELD_BYTES
-            try:
-                find[0](results).is_ready()
-            except Exception:  # a class of the user's that names its parts by numbers
-                place = [id(leaf) for leaf in jax.tree.leaves(results)].index(
-                    id(_leaf_at(results, smallest[1]))
-                )
-                find = (lambda results: jax.tree.leaves(results)[place]), find[1]
-        self._finds[number] = find
-        return find
+        find, nbytes = find_smallest(results)
+        self._finds[number] = found = find, nbytes <= _HELD_BYTES
+        return found
+
+
+def find_smallest(results: Any) -> tuple[Find, int]:
+    """Return what finds the smallest array in what an execution returned, and its bytes."""
+    smallest: tuple[int, Any] | None = None
+    for path, leaf in jax.tree_util.tree_flatten_with_path(results)[0]:
+        if hasattr(leaf, "is_ready") and (smallest is None or leaf.nbytes < smallest[0]):
+            smallest = leaf.nbytes, path
+    if smallest is None:
+        return _nothing, 0
+    find = _finder(smallest[1])
+    try:
+        find(results).is_ready()
+    except Exception:  # a class of the user's that names its parts by numbers
+        place = [id(leaf) for leaf in jax.tree.leaves(results)].index(
+            id(_leaf_at(results, smallest[1]))
+        )
+        return (lambda results: jax.tree.leaves(results)[place]), smallest[0]
+    return find, smallest[0]
 
 
 def _leaf_at(results: Any, path: Any) -> Any:

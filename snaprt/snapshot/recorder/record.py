@@ -50,6 +50,7 @@ from snaprt.snapshot.recorder.outcomes import Outcomes, OutcomeWatch
 from snaprt.snapshot.recorder.pending import (
     HeldExecution,
     RecordedExecutable,
+    Trailing,
     about_to_delete,
     about_to_donate,
     hold_inputs,
@@ -90,10 +91,12 @@ class _History:
 
 @dataclass(frozen=True)
 class Resting:
-    """Counts executions of an executable of which nothing is wanted."""
+    """Counts executions of an executable of which nothing is wanted, unless they fail."""
 
     counter: itertools.count[int]
     until: Rest
+    # Of one whose failures are wanted, what `trail` takes, which then counts instead.
+    trailing: LeftToTheEnd | None = None
 
     def count(self) -> bool:
         """Count one; return whether something may be wanted of the next."""
@@ -110,11 +113,12 @@ class LeftToTheEnd(NamedTuple):
     plan: Plan
     hopes: Prospect
     history: _History
+    is_trailed: bool  # whether nothing is wanted of what has succeeded
 
 
-_Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, float]
+_Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, int, float]
 """An execution that has begun, of which nothing is wanted yet: with its inputs, how many came
-before, and when it began, as `HeldExecution` says it twice."""
+before, how many steps did, and when it began, as `HeldExecution` says it twice."""
 
 
 class Recorder:
@@ -138,7 +142,7 @@ class Recorder:
         self._filing = Filing(self.writer)
         self._ring = Ring(self._filing.write_now)
         self._outcomes = Outcomes(self._filing, self._ring)
-        self._watch = OutcomeWatch(self._outcomes.ended)
+        self._watch = OutcomeWatch(self._outcomes.ended, self._take_up)
         self._rechecks = Rechecks(self._filing, self._outcomes.fail, self._say_once)
         self._last: HeldExecution | None = None  # of those for which errors count
         self._room_made = 0.0
@@ -194,8 +198,12 @@ class Recorder:
             self.writer.complain(error)
             return True
 
-    def rest(self, executable: RecordedExecutable) -> Resting | None:
+    def rest(self, executable: RecordedExecutable, *, starts_surely: bool) -> Resting | None:
         """Return what counts the next executions of an executable, of which nothing is wanted.
+
+        Args:
+            executable: The executable.
+            starts_surely: Whether no call of it fails: if an execution does, its outputs say so.
 
         Returns:
             None where each is to be told to `before`.
@@ -206,6 +214,9 @@ class Recorder:
             return Resting(history.counter, Rest())
         if history.never_rests is plan:
             return None
+        known = self.left_to_the_end(executable) if starts_surely else None
+        if known is not None and known.is_trailed and self._outcomes.sharing.is_alone:
+            return Resting(history.counter, Rest(), known)
         hopes = self._prospect(plan, executable)
         is_changed = plan.wants_flag or (plan.withholds_donation and executable.donated)
         if (
@@ -253,7 +264,12 @@ class Recorder:
             return None
         if not all(condition.is_left_to_the_end() for condition in hopes.conditions):
             return None
-        return LeftToTheEnd(executable, plan, hopes, history)
+        strikes_success = any(
+            condition.trigger is None or condition.trigger.strikes_success
+            for condition in hopes.conditions
+        )
+        is_trailed = not (strikes_success or plan.keep_last)
+        return LeftToTheEnd(executable, plan, hopes, history, is_trailed)
 
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
@@ -305,6 +321,7 @@ class Recorder:
         if plan is None:
             self._last = None
             return None
+        self._watch.take_up_trail()
         try:
             if plan is not self._plan:
                 self._act_on(plan)
@@ -315,7 +332,7 @@ class Recorder:
                 self._last = None
                 self._watch.look()
                 began, now = time.perf_counter_ns(), time.time()
-                return executable, plan, hopes, history, inputs, count, began, now
+                return executable, plan, hopes, history, inputs, count, self._step(), began, now
             first, last = hopes.executions
             if not first <= count <= last:
                 return None
@@ -341,12 +358,32 @@ class Recorder:
         count = next(known.history.counter)
         try:
             self._watch.look()
-            executable, plan, hopes, history = known
-            began, now = time.perf_counter_ns(), time.time()
-            return self._held((executable, plan, hopes, history, inputs, count, began, now))
+            step, began, now = self._step(), time.perf_counter_ns(), time.time()
+            return self._held((*known[:4], inputs, count, step, began, now))
         except Exception as error:
             self.writer.complain(error)
             return None
+
+    def trail(self, known: LeftToTheEnd, inputs: list[Any], output: jax.Array | None) -> None:
+        """See an execution whose call has returned, after `rest` gave what is known of it.
+
+        Args:
+            known: That.
+            inputs: The arrays that went in; they stay as they are unless somebody donates them.
+            output: One of the arrays that came out, or are on their way; None where none says so.
+        """
+        count, step = next(known.history.counter), self._step()
+        rest = known, count, step, time.perf_counter_ns(), time.time()
+        self._watch.trail((inputs, output, rest))
+
+    def _take_up(self, execution: Trailing) -> None:
+        inputs, output, (known, count, step, began, now) = execution
+        try:
+            held = self._held((*known[:4], inputs, count, step, began, now))
+            held.take_outputs([output], None)  # where it fails, none is recorded
+            self._watch.add(held)
+        except Exception as error:
+            self.writer.complain(error)
 
     def after(
         self,
@@ -571,11 +608,11 @@ class Recorder:
         """
         if isinstance(token, HeldExecution):
             return token
-        executable, plan, hopes, history, inputs, count, began, now = token
+        executable, plan, hopes, history, inputs, count, step, began, now = token
         execution = HeldExecution(
             executable,
             plan,
-            self._moment(plan, executable, count, self._step()),
+            self._moment(plan, executable, count, step),
             self._devices(executable, count, history),
             hold_inputs(inputs, (), plan.hold),
             hopes.conditions,

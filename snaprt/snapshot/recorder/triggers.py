@@ -44,6 +44,7 @@ class Trigger:
     counter: str = ""  # counts what struck, whether it was recorded or not
     # The execution runs again when the other words hold of it, `every` and `first` included.
     runs_again: bool = False
+    strikes_success: bool = True  # whether it may strike an execution that has not failed
 
 
 SAME_DEVICE: Final = "same"
@@ -82,6 +83,7 @@ TRIGGERS: Final = (
         lambda value, execution, error, took: error is not None,
         reason=lambda text, nanoseconds: "error",
         counts_programs=True,
+        strikes_success=False,
     ),
     Trigger(
         "recheck",

@@ -125,6 +125,11 @@ class Sharing:
         if self._channel is not None:
             self._recording_folder = _tell_what_is_recorded(self._channel, plan.texts)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank to tell, or none is to be told."""
+        return self._channel is None
+
     def hold(self, execution: HeldExecution) -> None:
         """Hold an execution that begins; record it if another rank has asked for it already."""
         if self._channel is None:
