@@ -274,20 +274,22 @@ class _Function:
                 inputs = hold_inputs(inputs, (), "device")
             elif len(inputs) > len(module.input_names):
                 inputs = [inputs[number] for number in module.kept_arguments or ()]
-            process_recorder().trail(trailing, inputs, self._output_in(results))
+            is_kept = trailing.plan.keep_last > 0
+            outputs = jaxapi.leaves_of_results(results) if is_kept else self._output_in(results)
+            process_recorder().trail(trailing, inputs, outputs)
         except Exception as error:
             raise_if_interrupted(error)
             process_recorder().writer.complain(error)
 
-    def _output_in(self, results: Any) -> Any:
-        """Return an array in what a call returned, None where none can say whether it is there."""
+    def _output_in(self, results: Any) -> list[Any]:
+        """Return one array in what a call returned, none where none can say whether it is there."""
         try:
-            return self.find(results)
+            return [self.find(results)]
         except Exception:  # the first, or another kind of call returns something else
             self.find = find_smallest(results)[0]
         with contextlib.suppress(LookupError):
-            return self.find(results)
-        return None
+            return [self.find(results)]
+        return []
 
     def ran(self, kind: Any, executable: JitExecutable, flat: jaxapi.FlatCall) -> None:
         """Learn what a call of a kind ran."""

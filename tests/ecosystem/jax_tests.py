@@ -66,8 +66,9 @@ MODES: Mapping[str, Mode] = {
     "lazy": Mode({RUN_LAZILY: "1"}),
     "again": Mode({RUN_LAZILY: "1"}),
     "recorded": Mode({}, (*_RECORD, "-m", "pytest")),
-    # Nothing is recorded: C++ makes most of the calls.
+    # Little or nothing is recorded: C++ makes most of the calls.
     "armed": Mode({}, (*_RECORD, "--when", "execution=1000000", "-m", "pytest")),
+    "errors": Mode({}, (*_RECORD, "--when", "error", "-m", "pytest")),
     "cold": Mode(_CACHED),
     "warm": Mode(_CACHED),
 }
@@ -146,7 +147,7 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
             r"|test_lowering_cache_hit_with_closed_over_constants_jit_\w+)$",
             "JAX's own counters of its caches count other numbers",
         )
-        for mode in ("recorded", "armed")
+        for mode in ("recorded", "armed", "errors")
     ),
     (
         "recorded",
@@ -156,7 +157,7 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
     ("recorded", r"::testBuffersAreFreedPromptly$", "arrays live until their snapshot is written"),
     *(
         (mode, r"::test_jit_reference_dropping$", "functions that are called again are held")
-        for mode in ("recorded", "armed")
+        for mode in ("recorded", "armed", "errors")
     ),
     ("cold", r"^compilation_cache_test", "the tests are of the cache whose place is taken"),
     ("warm", r"^compilation_cache_test", "the tests are of the cache whose place is taken"),
@@ -281,7 +282,7 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
             r"^compilation_cache_test.*::test_cache_misses_metric[01]$",
             "the test puts ten values into the place of time.monotonic, which snaprt calls as well",
         )
-        for mode in ("recorded", "armed")
+        for mode in ("recorded", "armed", "errors")
     ),
     (
         "armed",

@@ -387,8 +387,10 @@ def run_program(seed: int, folder: Path) -> list[float]:
                 jax.vmap(functions["a"])(values["a"])
             elif kind < 0.93:
                 functions["c"](values["b"])
-            elif kind < 0.96:
+            elif kind < 0.95:
                 snaprt.mark_step()
+            elif kind < 0.96:
+                snaprt.dump_now()
             elif depth < 3:
                 when = chosen.choice(CONDITIONS)
                 with contextlib.suppress(ValueError), snaprt.record(when, folder / str(depth)):
@@ -399,13 +401,20 @@ def run_program(seed: int, folder: Path) -> list[float]:
     with snaprt.record(chosen.choice(CONDITIONS), folder):
         for _ in range(4):
             some(1)
+        snaprt.dump_now()
     return [float(value[0]) for value in values.values()]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("keep_last", [0, 3])
+@pytest.mark.parametrize("seed", range(8))
 def test_the_same_is_recorded_whoever_makes_the_calls(
-    tmp_path: Path, closely: Callable[[bool], None], seed: int
+    tmp_path: Path,
+    closely: Callable[[bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    keep_last: int,
 ) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD_KEEP_LAST", str(keep_last))
     seen = []
     for is_close in (True, False):
         closely(is_close)

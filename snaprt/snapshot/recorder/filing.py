@@ -297,10 +297,14 @@ class Ring:
 
     Args:
         spill: Writes an execution into a folder, and returns the files once they are whole.
+        take_up: Adds those that are held elsewhere.
     """
 
-    def __init__(self, spill: Callable[[HeldExecution, Path], list[Path]]) -> None:
+    def __init__(
+        self, spill: Callable[[HeldExecution, Path], list[Path]], take_up: Callable[[], None]
+    ) -> None:
         self._spill = spill
+        self._take_up = take_up
         self._lock = threading.RLock()
         self._executions: OrderedDict[HeldExecution, list[Path] | None] = OrderedDict()
         self._folders: set[Path] = set()
@@ -342,11 +346,13 @@ class Ring:
 
     def executions(self) -> list[HeldExecution]:
         """Return those that it holds, oldest first."""
+        self._take_up()
         with self._lock:
             return list(self._executions)
 
     def take(self) -> list[tuple[HeldExecution, list[Path] | None]]:
         """Empty the ring; return each execution with its files, or None where it is in memory."""
+        self._take_up()
         with self._lock:
             entries = list(self._executions.items())
             self._executions.clear()

@@ -24,10 +24,8 @@ from snaprt.snapshot.recorder.failures import mark_recorded
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring, names_of
 from snaprt.snapshot.recorder.pending import (
     HeldExecution,
+    Trail,
     Trailing,
-    forget_succeeded,
-    is_donated_unannounced,
-    new_trail,
 )
 from snaprt.snapshot.recorder.ranks.sharing import Sharing
 from snaprt.snapshot.recorder.triggers import Trigger
@@ -50,7 +48,7 @@ Ended = Callable[[HeldExecution, BaseException | None, int], None]
 class OutcomeWatch:
     """Tells how each execution ended, once, in the order in which they began.
 
-    Of those that it only trails, all but the last that have succeeded are forgotten.
+    Of those that it only trails, those that have succeeded are forgotten, but the last ones.
 
     Args:
         ended: Is told; in a thread of this class, or in one that calls it.
@@ -59,15 +57,13 @@ class OutcomeWatch:
 
     def __init__(self, ended: Ended, take_up: Callable[[Trailing], None]) -> None:
         self._ended = ended
-        self._take_up = take_up
-        self._trail = new_trail()
+        self._trail = Trail(take_up)
         self.start_afresh()
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
         """Watch nothing, with no thread."""
-        self._trail.clear()
-        self._taking_up = threading.RLock()
+        self._trail.start_afresh()
         self._watched: deque[HeldExecution] = deque()
         self._telling = threading.RLock()  # held by who tells of one of them
         self._fewer = threading.Condition()
@@ -104,28 +100,22 @@ class OutcomeWatch:
         if not self._something_to_see.is_set():
             self._see_to_it()
 
-    def trail(self, execution: Trailing) -> None:
-        """Watch an execution whose call has returned, with as little as it takes."""
-        trail = self._trail
-        trail.append(execution)
-        if self._is_closed or is_donated_unannounced():
-            self.take_up_trail()
-        elif self._taking_up.acquire(False):  # else another thread empties it
-            try:
-                forget_succeeded(trail)
-            except Exception:
-                self.take_up_trail()  # whoever waits for that one finds the error
-            finally:
-                self._taking_up.release()
-        if not self._something_to_see.is_set():
+    def trail(self, execution: Trailing, keep: int) -> None:
+        """Watch an execution whose call has returned, with as little as it takes.
+
+        Args:
+            execution: The execution.
+            keep: So many are not forgotten, however they end.
+        """
+        self._trail.add(execution, keep)
+        if self._is_closed:
+            self._trail.take_up()
+        elif not self._something_to_see.is_set():
             self._see_to_it()
 
     def take_up_trail(self) -> None:
         """Watch those that are trailed as all others are."""
-        trail = self._trail
-        with self._taking_up:
-            while trail:
-                self._take_up(trail.popleft())
+        self._trail.take_up()
 
     def _see_to_it(self) -> None:
         self._something_to_see.set()
@@ -138,7 +128,7 @@ class OutcomeWatch:
     def look(self) -> None:
         """Tell of those that have ended, as far as the thread does not wait for them."""
         if self._trail:
-            self.take_up_trail()
+            self._trail.take_up()
         watched = self._watched
         # Another thread that tells of one goes on with the others by itself.
         if watched and self._telling.acquire(False):
@@ -150,7 +140,7 @@ class OutcomeWatch:
 
     def settle(self) -> None:
         """Wait until all that were added or trailed have ended and were told of."""
-        self.take_up_trail()
+        self._trail.take_up()
         with self._telling:
             while self._watched:
                 self._tell_oldest()

@@ -6,6 +6,7 @@ that does says so first (`about_to_donate`), and what is held elsewhere is copie
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
@@ -13,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -206,29 +207,73 @@ def _wait_for(array: Any) -> None:
             raise
 
 
-Trailing = tuple[list[Any], Any, Any]
-"""An execution whose call has returned, of which nothing is wanted unless it fails: its inputs, an
-output or None, and what the recorder makes a `HeldExecution` of, when it matters."""
+Trailing = tuple[list[Any], list[Any], Any]
+"""An execution whose call has returned, of which nothing is wanted unless it fails: its inputs,
+outputs, and what the recorder makes a `HeldExecution` of, when it matters. The first output, where
+there is one, is what tells how it ended."""
 
-_trails: list[deque[Trailing]] = []
-
-
-def new_trail() -> deque[Trailing]:
-    """Return what holds such executions, the oldest first: arrays in it are not donated either."""
-    trail: deque[Trailing] = deque()
-    _trails.append(trail)
-    return trail
+_trails: list[Trail] = []
 
 
-def forget_succeeded(trail: deque[Trailing]) -> None:
-    """Forget executions that have ended, but the last one; raise the error of one that failed."""
-    while len(trail) > 1:
-        output = trail[0][1]
-        if output is not None:
-            if not _is_ready(output):
-                return
-            _wait_for(output)
-        trail.popleft()
+class Trail:
+    """Such executions, the oldest first; their arrays are not donated either.
+
+    Args:
+        take_up: Makes a `HeldExecution` of one.
+    """
+
+    def __init__(self, take_up: Callable[[Trailing], None]) -> None:
+        self._take_up = take_up
+        self.start_afresh()
+        _trails.append(self)
+
+    def start_afresh(self) -> None:
+        """Hold nothing."""
+        self._executions: deque[Trailing] = deque()
+        self._moving = threading.RLock()  # held by who takes one out, until it is elsewhere
+
+    def __len__(self) -> int:
+        return len(self._executions)
+
+    def add(self, execution: Trailing, keep: int) -> None:
+        """Hold an execution, and forget the oldest that have succeeded.
+
+        Args:
+            execution: The execution.
+            keep: So many are held in any case.
+        """
+        self._executions.append(execution)
+        if _unannounced:
+            self.take_up()
+        elif self._moving.acquire(False):
+            try:
+                while len(self._executions) > keep and _has_succeeded(self._executions[0]):
+                    self._executions.popleft()
+            except Exception:
+                self.take_up()  # whoever waits for that one finds the error
+            finally:
+                self._moving.release()
+
+    def take_up(self) -> None:
+        """Have each of them made a `HeldExecution`."""
+        with self._moving:
+            while self._executions:
+                self._take_up(self._executions.popleft())
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[list[list[Any]]]:
+        """Return the lists of their arrays; nobody takes one out inside."""
+        with self._moving:
+            yield [arrays for *both, _ in self._executions for arrays in both]
+
+
+def _has_succeeded(execution: Trailing) -> bool:
+    """Return whether one has ended, without waiting; raise its error if it failed."""
+    for output in execution[1][:1]:
+        if not _is_ready(output):
+            return False
+        _wait_for(output)
+    return True
 
 
 def _kinds(arrays: Iterable[Any]) -> frozenset[str]:
@@ -290,10 +335,7 @@ def _is_on_host(array: jax.Array) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
-_alive: list[weakref.ref[HeldExecution]] = []
-_MANY = 256  # of these, most are dead
-_most = _MANY
-
+_alive: set[weakref.ref[HeldExecution]] = set()
 
 _unannounced: dict[int, Callable[[], object]] = {}
 
@@ -326,17 +368,8 @@ def _kept(arrays: Sequence[Any]) -> list[Any]:
 
 def remember(execution: HeldExecution) -> None:
     """Let the arrays of ``execution`` be copied if somebody donates them while it is alive."""
-    global _most
     execution.inputs = _kept(execution.inputs)
-    _alive.append(weakref.ref(execution))
-    if len(_alive) > _most:
-        _alive[:] = [reference for reference in _alive if reference() is not None]
-        _most = max(_MANY, 2 * len(_alive))
-
-
-def is_donated_unannounced() -> bool:
-    """Return whether a thread donates without `about_to_donate`, until something is held."""
-    return bool(_unannounced)
+    _alive.add(weakref.ref(execution, _alive.discard))
 
 
 def is_anything_held() -> bool:
@@ -348,18 +381,18 @@ def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
     """Copy, where they are held, arrays whose memory the next execution takes."""
     if not is_anything_held():
         return
-    _alive[:] = alive = [reference for reference in _alive if reference() is not None]
     going = {id(array) for array in arrays}
     copies: dict[int, Any] = {}
-    held = [inputs for trail in _trails for inputs, _, _ in list(trail)]
-    for execution in filter(None, [reference() for reference in alive]):
-        held += execution.inputs, execution.outputs or []
-    for places in held:
-        for place, array in enumerate(places):
-            if id(array) in going:
-                if id(array) not in copies:
-                    copies[id(array)] = copy(array, hold)
-                places[place] = copies[id(array)]
+    with contextlib.ExitStack() as stack:
+        held = [places for trail in _trails for places in stack.enter_context(trail.still())]
+        for execution in filter(None, [reference() for reference in list(_alive)]):
+            held += execution.inputs, execution.outputs or []
+        for places in held:
+            for place, array in enumerate(places):
+                if id(array) in going:
+                    if id(array) not in copies:
+                        copies[id(array)] = copy(array, hold)
+                    places[place] = copies[id(array)]
 
 
 def about_to_delete(array: Any) -> None:

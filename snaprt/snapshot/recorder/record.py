@@ -140,7 +140,7 @@ class Recorder:
         self._process = 0  # of JAX's, once somebody asks to record
         self._rank = 0  # likewise
         self._filing = Filing(self.writer)
-        self._ring = Ring(self._filing.write_now)
+        self._ring = Ring(self._filing.write_now, lambda: self._watch.take_up_trail())
         self._outcomes = Outcomes(self._filing, self._ring)
         self._watch = OutcomeWatch(self._outcomes.ended, self._take_up)
         self._rechecks = Rechecks(self._filing, self._outcomes.fail, self._say_once)
@@ -268,8 +268,7 @@ class Recorder:
             condition.trigger is None or condition.trigger.strikes_success
             for condition in hopes.conditions
         )
-        is_trailed = not (strikes_success or plan.keep_last)
-        return LeftToTheEnd(executable, plan, hopes, history, is_trailed)
+        return LeftToTheEnd(executable, plan, hopes, history, not strikes_success)
 
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
@@ -364,24 +363,27 @@ class Recorder:
             self.writer.complain(error)
             return None
 
-    def trail(self, known: LeftToTheEnd, inputs: list[Any], output: jax.Array | None) -> None:
+    def trail(self, known: LeftToTheEnd, inputs: list[Any], outputs: list[Any]) -> None:
         """See an execution whose call has returned, after `rest` gave what is known of it.
 
         Args:
             known: That.
             inputs: The arrays that went in; they stay as they are unless somebody donates them.
-            output: One of the arrays that came out, or are on their way; None where none says so.
+            outputs: The arrays that came out, or are on their way: all for the flight recorder,
+                else one that can say whether it is there, if there is any.
         """
         count, step = next(known.history.counter), self._step()
         rest = known, count, step, time.perf_counter_ns(), time.time()
-        self._watch.trail((inputs, output, rest))
+        self._watch.trail((inputs, outputs, rest), max(known.plan.keep_last, 1))
 
     def _take_up(self, execution: Trailing) -> None:
-        inputs, output, (known, count, step, began, now) = execution
+        inputs, outputs, (known, count, step, began, now) = execution
         try:
             held = self._held((*known[:4], inputs, count, step, began, now))
-            held.take_outputs([output], None)  # where it fails, none is recorded
-            self._watch.add(held)
+            held.take_outputs(outputs, None)
+            if held.watching:
+                self._watch.add(held)
+            self._make_room(held.plan)
         except Exception as error:
             self.writer.complain(error)
 
@@ -420,9 +422,7 @@ class Recorder:
                 if execution.plan.wants_flag:
                     self._histories[execution.executable.number].watched += 1
                 self._watch.add(execution)
-            if execution.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
-                self._room_made = time.monotonic()
-                self.writer.call(lambda: self._ring.make_room(execution.plan.keep_bytes))
+            self._make_room(execution.plan)
             if execution.plan.stops and execution.watching:
                 self._watch.settle()  # whoever is to stop at a failure waits for each execution
                 self.writer.flush()
@@ -432,6 +432,11 @@ class Recorder:
             self._rechecks.check(token)
         if self._outcomes.stop_with is not None:
             self._stop()
+
+    def _make_room(self, plan: Plan) -> None:
+        if plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
+            self._room_made = time.monotonic()
+            self.writer.call(lambda: self._ring.make_room(plan.keep_bytes))
 
     def failed(self, token: HeldExecution | _Begun, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
