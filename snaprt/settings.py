@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,21 +65,21 @@ def _switch(text: str) -> bool:
 def _path(text: str) -> Path:
     if "\0" in text:
         raise ValueError(text)
-    return Path(text).expanduser()
+    return Path(os.path.expanduser(text))  # an unknown user's "~name" is a name like others
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
         raise ValueError(text)
-    return value
+    return min(value, units.MOST_SECONDS)
 
 
 def _duration(text: str) -> float:
     seconds = units.parse_duration(text)
     if not seconds:
         raise ValueError(text)
-    return seconds
+    return min(seconds, units.MOST_SECONDS)
 
 
 def _limit(text: str) -> int | None:
@@ -100,6 +101,7 @@ def _url(text: str) -> str:
     scheme, separator, rest = text.strip().partition("://")
     if not (scheme.isalnum() and separator and rest):
         raise ValueError(text)
+    urllib.parse.urlsplit(text)  # a bracket that does not close, for one, is a ValueError
     return text.strip()
 
 

@@ -9,6 +9,9 @@ from typing import Final
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?B)?|B)?", re.IGNORECASE | re.ASCII)
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
 
+#: 23 days: the system's calls that wait take little more.
+MOST_SECONDS: Final = 2_000_000
+
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
 _SECONDS: Final = {
     "us": 1e-6,
@@ -38,7 +41,10 @@ def parse_size(text: str) -> int:
         raise ValueError(text)
     number, unit, suffix = size.groups()
     base = 1000 if (suffix or "").upper() == "B" else 1024
-    return int(float(number) * base ** (_POWERS[unit.upper()] if unit else 0))
+    try:
+        return int(float(number) * base ** (_POWERS[unit.upper()] if unit else 0))
+    except OverflowError:  # hundreds of digits
+        raise ValueError(text) from None
 
 
 def parse_duration(text: str) -> float:

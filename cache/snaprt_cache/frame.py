@@ -304,6 +304,13 @@ def _read_exactly(file: BinaryIO, count: int) -> bytes:
     return b"".join(parts)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody writes into is an empty one."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 def read_key_file(path: str | Path) -> bytes:
     """Return the key in a file: all of its bytes.
 
@@ -311,7 +318,7 @@ def read_key_file(path: str | Path) -> bytes:
         CacheError: It cannot be read, anybody may read or change it, or it is too short.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             key = file.read(_LARGEST_KEY_BYTES + 1)
     except OSError as error:

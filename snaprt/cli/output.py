@@ -23,6 +23,7 @@ from rich.text import Text
 
 from snaprt.errors import UsageError
 from snaprt.host import interruptions
+from snaprt.units import MOST_SECONDS
 
 EXIT_OK: Final = 0
 EXIT_MISMATCH: Final = 1
@@ -37,8 +38,6 @@ _WIDTH_OFF_A_TERMINAL: Final = 240
 PATH: Final = click.Path(path_type=Path)
 FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 
-_MOST_SECONDS: Final = 2_000_000  # 23 days: the system's calls that wait take little more
-
 
 class _Seconds(click.FloatRange):
     """A range of seconds; a NaN is in none, and is refused."""
@@ -52,9 +51,9 @@ class _Seconds(click.FloatRange):
 
 #: Types of options that take seconds: how long ago, how long at most, and the same but never 0.
 AGE: Final = _Seconds(min=0)
-LIMIT: Final = _Seconds(min=0, max=_MOST_SECONDS)
-LIMIT_OVER_0: Final = _Seconds(min=0, min_open=True, max=_MOST_SECONDS)
-LIMIT_FROM_1: Final = _Seconds(min=1, max=_MOST_SECONDS)
+LIMIT: Final = _Seconds(min=0, max=MOST_SECONDS)
+LIMIT_OVER_0: Final = _Seconds(min=0, min_open=True, max=MOST_SECONDS)
+LIMIT_FROM_1: Final = _Seconds(min=1, max=MOST_SECONDS)
 
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
@@ -111,7 +110,7 @@ def writable(folder: Path, option: str) -> Path:
     Raises:
         UsageError: It cannot be written to.
     """
-    folder = folder.expanduser().absolute()
+    folder = Path(os.path.expanduser(folder)).absolute()
     hint = f"Name a directory with {option}; it is created if it does not exist."
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write to {folder}: not a directory", hint=hint)

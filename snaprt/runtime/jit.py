@@ -780,7 +780,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
     def __init__(self, when: str | None = None, folder: str | Path | None = None) -> None:
         self._conditions = None if when is None else parse_conditions(when)
-        self._folder = None if folder is None else Path(folder).expanduser().absolute()
+        self._folder = None if folder is None else Path(os.path.expanduser(folder)).absolute()
         # One for all calls of a decorated function: `first=2` is twice, not twice a call.
         self._plans: list[Plan] = []
         self._outer: list[Any] = []

@@ -248,6 +248,12 @@ def test_a_key_file_that_is_absent_or_short_is_refused_with_how_to_make_one(tmp_
         assert "/dev/urandom" in caught.value.hint
 
 
+def test_a_pipe_that_nobody_writes_into_is_a_short_key_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(CacheError, match="has 0 bytes"):
+        read_key_file(tmp_path / "pipe")
+
+
 def test_the_settings_name_the_key_and_the_sharing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -197,6 +197,12 @@ def test_dedupe_is_switched_on_for_the_program(tmp_path: Path):
         ((), {"XLA_METRICS_FILE": "nowhere/metrics.txt"}, "XLA_METRICS_FILE"),
         (("--metrics", "nowhere/metrics.json"), {}, "--metrics"),
         (("--dump", "link.py"), {}, "--dump"),
+        ((), {"XLA_METRICS_FILE": "inner"}, "XLA_METRICS_FILE"),
+        ((), {"SNAPRT_LOG_FILE": "inner/script.py/log"}, "SNAPRT_LOG_FILE"),
+        ((), {"SNAPRT_TRACE": "inner/script.py/trace"}, "SNAPRT_TRACE"),
+        ((), {"SNAPRT_COLLECT": "x" * 300}, "SNAPRT_COLLECT"),
+        ((), {"SNAPRT_CACHE_REMOTE": "http://["}, "SNAPRT_CACHE_REMOTE"),
+        ((), {"SNAPRT_RECORD_MAX_BYTES": "9" * 400}, "SNAPRT_RECORD_MAX_BYTES"),
     ],
 )
 def test_a_setting_that_cannot_be_is_told_before_the_program_runs(

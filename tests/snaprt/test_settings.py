@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import snaprt
-from snaprt import autoload, settings
+from snaprt import autoload, settings, units
 from snaprt.cli.environment import documented
 from snaprt.errors import UsageError
 
@@ -42,6 +42,34 @@ def test_a_path_may_begin_with_the_home_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SNAPRT_CACHE_DIR", "~/cache")
     assert settings.get("SNAPRT_CACHE_DIR") == tmp_path / "cache"
+
+
+def test_a_path_that_begins_with_an_unknown_users_home_is_a_name_like_others(monkeypatch):
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", "~nobody-of-this-name/cache")
+    assert settings.get("SNAPRT_CACHE_DIR") == Path("~nobody-of-this-name/cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SNAPRT_SLOW_COMPILE", "1e30"),
+        ("SNAPRT_CACHE_REMOTE_TIMEOUT", "1e30"),
+        ("SNAPRT_WATCHDOG", "9" * 400),
+    ],
+)
+def test_a_wait_is_no_longer_than_the_system_can_wait(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    assert settings.get(name) == units.MOST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("SNAPRT_RECORD_MAX_BYTES", "9" * 400), ("SNAPRT_CACHE_REMOTE", "http://[")],
+)
+def test_a_size_that_is_no_number_and_an_address_that_is_none_are_errors(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UsageError, match=name):
+        settings.get(name)
 
 
 def test_a_setting_is_read_at_each_call(monkeypatch):

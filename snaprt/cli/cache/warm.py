@@ -67,8 +67,9 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
       snaprt cache warm programs --target cpu
     """
     with writing(f"write into {out}", elsewhere="choose another directory with --out"):
-        out.expanduser().mkdir(parents=True, exist_ok=True)
-    os.environ["SNAPRT_COLLECT"] = str(out.expanduser().absolute())
+        folder = Path(os.path.abspath(os.path.expanduser(out)))
+        folder.mkdir(parents=True, exist_ok=True)
+    os.environ["SNAPRT_COLLECT"] = str(folder)
     os.environ["SNAPRT_PREFETCH"] = "0"  # nothing that it would load is run
     collection.most_steps = steps
     status = run_command.run(program, lazy=True)
@@ -161,7 +162,7 @@ def warm(
     """
     jobs = _jobs(files, target)
     if folder is not None:
-        os.environ["SNAPRT_CACHE_DIR"] = str(folder.expanduser().absolute())
+        os.environ["SNAPRT_CACHE_DIR"] = os.path.abspath(os.path.expanduser(folder))
     os.environ["SNAPRT_CACHE"] = "1"
     os.environ["SNAPRT_CACHE_MODE"] = "read-write"
     if processes is None:

@@ -15,6 +15,7 @@ import io
 import itertools
 import os
 import pkgutil
+import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -369,17 +370,40 @@ def _check_environment() -> None:
     for name, (path, kind) in settings.places_written().items():
         named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
         os.environ[name] = str(path.absolute())  # the program may change its directory
-        if kind == "file" and not path.absolute().parent.is_dir():
-            raise UsageError(
-                f"cannot write {path}: no directory {path.absolute().parent}",
-                hint=f"Name a file in an existing directory with {named_by}.",
-            )
-        # A cache that cannot be used costs a warning, not the run.
-        if kind == "folder" and path.exists() and not path.is_dir() and name != "SNAPRT_CACHE_DIR":
-            raise UsageError(
-                f"cannot write to {path}: not a directory",
-                hint=f"Name a directory with {named_by}; it is created if it does not exist.",
-            )
+        if name == "SNAPRT_CACHE_DIR":  # one that cannot be used costs a warning, not the run
+            continue
+        if kind == "file":
+            obstacle = _obstacle_to_file(settings.for_rank(path.absolute()))
+            hint = f"Name a file in an existing directory with {named_by}."
+        else:
+            obstacle = _obstacle_to_folder(path.absolute())
+            hint = f"Name a directory with {named_by}; it is created if it does not exist."
+        if obstacle:
+            raise UsageError(f"cannot write to {path}: {obstacle}", hint=hint)
+
+
+def _obstacle_to_file(path: Path) -> str:
+    """Return why a file cannot be written; empty where nothing speaks against it."""
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return "it is a directory"
+    except FileNotFoundError:
+        return "" if path.parent.is_dir() else f"no directory {path.parent}"
+    except NotADirectoryError:
+        return f"no directory {path.parent}"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _obstacle_to_folder(path: Path) -> str:
+    """Return why a folder cannot be made or written into; empty where nothing speaks against it."""
+    try:
+        return "" if stat.S_ISDIR(os.stat(path).st_mode) else "not a directory"
+    except FileNotFoundError:
+        return "a symbolic link that leads nowhere" if path.is_symlink() else ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _hider_of_own_frames() -> Callable[[], None]:

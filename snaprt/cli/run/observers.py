@@ -6,6 +6,7 @@ Does not import JAX before the program does.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ class RunExplained:
 
     def __init__(self, *, shown: bool, file: Path | None) -> None:
         self._shown = shown
-        self._file = None if file is None else file.expanduser().absolute()
+        self._file = None if file is None else Path(os.path.expanduser(file)).absolute()
         self._rows: GraphBreakRows | None = None
         self._collector: Collector | None = None
         if self._file is not None and not self._file.parent.is_dir():

@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -104,7 +103,7 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
     Examples:
         >>> xm.initialize_cache("compiled")  # before anything is compiled
     """
-    os.environ["SNAPRT_CACHE_DIR"] = str(Path(path).expanduser().absolute())
+    os.environ["SNAPRT_CACHE_DIR"] = os.path.abspath(os.path.expanduser(path))
     if readonly:
         os.environ["SNAPRT_CACHE_MODE"] = "read-only"
 
