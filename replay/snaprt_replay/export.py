@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
+import os
 import pprint
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,6 +76,10 @@ def write_members(
                 np.lib.format.write_array(member, stored, allow_pickle=False)
 
 
+# How what is written in Rust names the system's errors.
+_SYSTEM_ERROR: Final = re.compile(r"\(os error (\d+)\)")
+
+
 def write_safetensors(case: Case, path: Path) -> None:
     """Write a ``.safetensors``.
 
@@ -89,11 +95,16 @@ def write_safetensors(case: Case, path: Path) -> None:
         ) from error
     arrays = dict(named_arrays(case))
     notes = {"format": "np", "snaprt": case.name}
+    path.touch()
+    mode = path.stat().st_mode  # the package makes a file that only its user can read
     try:
         safetensors.save_file(arrays, path, metadata=notes)
+        path.chmod(mode)
     except OSError:
         raise
     except Exception as error:  # of its own kind, which changed between versions
+        if refusal := _SYSTEM_ERROR.search(str(error)):
+            raise OSError(int(refusal[1]), os.strerror(int(refusal[1]))) from error
         refused = [
             f"{name} ({value.dtype})"
             for name, value in arrays.items()

@@ -113,6 +113,8 @@ def test_safetensors_reads_its_own(tmp_path: Path) -> None:
     path = record(tmp_path, lambda w, half, n: (w.T, half[0] * n), arguments)
     out = tmp_path / "step.safetensors"
     export(path, "safetensors", out)
+    export(path, "npz", tmp_path / "step.npz")
+    assert out.stat().st_mode == (tmp_path / "step.npz").stat().st_mode
     with safetensors.safe_open(out, "numpy") as file:
         assert set(file.keys()) == {
             *("inputs/w", "inputs/half", "inputs/n", "outputs/out0", "outputs/out1"),

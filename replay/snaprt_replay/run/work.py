@@ -122,7 +122,12 @@ def _profile(job: ReplayJob, prepared: Prepared) -> None:
         ):
             prepared.run(job.inputs)
     except RuntimeError as error:
-        raise ExecutionError(f"no profile in {job.profile}: {error}") from error
+        # The device's memory is not meant.
+        why = str(error).removeprefix("RESOURCE_EXHAUSTED: ")
+        raise ExecutionError(
+            f"no profile in {job.profile}: {why}",
+            hint="name a folder on a disk with free space: --profile DIR",
+        ) from error
 
 
 def _failed(error: Exception) -> WorkEvent:

@@ -32,7 +32,7 @@ from snaprt.errors import UsageError
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
 from snaprt.host.regular_files import read_file
-from snaprt.host.whole_files import write_whole, writing
+from snaprt.host.whole_files import going_on_without_room, remedy_sentence, write_whole, writing
 
 SCHEMA: Final = "snaprt.collected"
 VERSION: Final = 2  # 1 says nothing of donation
@@ -210,6 +210,7 @@ _log = logging.getLogger("snaprt.cache")
 
 #: The name of the module that a recorded graph becomes.
 GRAPH_NAME: Final = "lazy_graph"
+_ELSEWHERE: Final = "choose another directory with --out or SNAPRT_COLLECT"
 
 
 def collect_program(
@@ -220,7 +221,7 @@ def collect_program(
     To be called where the program would be compiled, see `snaprt.compile.lower.placed`.
 
     Raises:
-        UsageError: The folder cannot be written to.
+        UsageError: The folder cannot be written to, though there is room on its disk.
     """
     stablehlo = jaxapi.stablehlo_without_locations(lowered)
     calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
@@ -243,12 +244,14 @@ def collect_program(
                     "a signature that cannot be derived from its arguments and results"
                 )
             described_program = _described(program, promoted, lowered, digest, shapes, results)
-            elsewhere = "choose another directory with --out or SNAPRT_COLLECT"
-            with writing(f"write programs into {folder}", elsewhere):
+            with (
+                writing(f"write programs into {folder}", _ELSEWHERE),
+                going_on_without_room(lambda error: _left_unwritten(folder, error)),
+            ):
                 is_new = write_program(folder, described_program, jaxapi.bytecode(lowered))
-            collection.written += is_new
-            collection.without_digest += not described_program.program_digest
-            metrics.counter_add("CollectedProgram")
+                collection.written += is_new
+                collection.without_digest += not described_program.program_digest
+                metrics.counter_add("CollectedProgram")
         except NotWritable as reason:
             collection.left_out[str(reason)] += 1
         except UsageError:
@@ -256,6 +259,13 @@ def collect_program(
             raise
     with jaxapi.without_compilation_cache():
         return zeros.compile(), digest[:16]
+
+
+def _left_unwritten(folder: Path, error: OSError) -> None:
+    if not collection.unwritten:
+        advice = remedy_sentence(error, _ELSEWHERE)
+        _log.warning("cannot write programs into %s: %s. %s", folder, error.strerror, advice)
+    collection.unwritten += 1
 
 
 def _described(
