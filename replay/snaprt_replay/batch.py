@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import fnmatch
 import functools
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,8 +85,12 @@ def executions(paths: Sequence[Path]) -> list[Path]:
 
 def _files_of(path: Path) -> list[Path]:
     if path.is_dir():
-        return [file for recorded in _recorded_files(path) for file in _files_of(recorded)]
-    return (executions_in(path) if places.is_pack_file(path) else None) or [path]
+        return [file for recorded in _recorded_files(path) for file in _executions_of(recorded)]
+    return _executions_of(path)
+
+
+def _executions_of(file: Path) -> list[Path]:
+    return (executions_in(file) if places.is_pack_file(file) else None) or [file]
 
 
 def _recorded_files(folder: Path) -> list[Path]:
@@ -92,7 +98,12 @@ def _recorded_files(folder: Path) -> list[Path]:
 
     Of an execution that XLA wrote in both of its forms, it is the one that has the results.
     """
-    files = sorted({path for pattern in _RECORDED for path in folder.rglob(pattern)})
+    files = sorted(  # folders that vanish meanwhile are passed over
+        Path(parent, name)
+        for parent, folders, names in os.walk(folder)
+        for name in (*folders, *names)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _RECORDED)
+    )
     modules = {_module(path) for path in files if ".snapshot." in path.name}
     recordings = [
         path

@@ -133,7 +133,7 @@ def test_what_a_run_wanted_before_an_error_of_its_own_is_kept(train, tmp_path):
     assert list((tmp_path / "programs").glob("*.program.json"))
 
 
-def test_programs_without_room_are_an_error_that_names_the_folder_and_the_run_goes_on(train, tmp_path):
+def test_programs_without_room_cost_one_line_and_the_run_goes_on(train, tmp_path):
     script, programs = tmp_path / "limited.py", tmp_path / "programs"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
     script.write_text(limit + train.read_text())

@@ -8,9 +8,11 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from programs import run_program
+from snaprt_replay import batch
 
 from snaprt.cli import main as cli
 from snaprt.cli import output
@@ -152,6 +154,54 @@ def test_a_loop_of_links_beside_recorded_executions_harms_none(
     assert cli.main(["pack", str(file), "-o", str(tmp_path / "out.pack")]) == output.EXIT_OK
     assert cli.main(["ls", str(tmp_path)]) == output.EXIT_OK
     assert "lazy_graph" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("role", "words", "status"),
+    [
+        ("outputs", "replay FILE", 2),
+        ("outputs", "export FILE --to npz -o OUT", 2),
+        ("outputs", "pack FILE -o OUT", 2),
+        ("outputs", "pack FOLDER -o OUT", 2),
+        ("outputs", "ls FOLDER --check", 1),
+        ("inputs", "replay FOLDER", 2),
+        ("inputs", "pack FOLDER -o OUT", 2),
+        ("inputs", "ls FOLDER", 1),
+    ],
+)
+def test_a_folder_in_place_of_a_recording_is_an_error_that_names_it(
+    tmp_path: Path, role: str, words: str, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder := tmp_path / "dump").mkdir()
+    for file in GOOD.parent.glob(GOOD.name.replace(".inputs.", ".*.")):
+        shutil.copy(file, folder)
+    path = folder / GOOD.name
+    wrong = path.with_name(path.name.replace(".inputs.", f".{role}."))
+    wrong.unlink(missing_ok=True)
+    wrong.mkdir()
+    names = {"FILE": path, "FOLDER": folder, "OUT": tmp_path / "out"}
+    assert cli.main([str(names.get(word, word)) for word in words.split()]) == status
+    assert f"{wrong} is a directory" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_vanishes_while_recordings_are_searched_for_harms_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        shutil.copy(GOOD, tmp_path / name)
+    scan = os.scandir
+
+    def vanishing(path: Path | str) -> Any:
+        if Path(path) != tmp_path and (tmp_path / "b").exists():
+            (tmp_path / "b" / GOOD.name).unlink()
+            (tmp_path / "b").rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    found = batch.executions([tmp_path])
+    assert [path.parent.name for path in found] == ["a", "c"]
 
 
 _LIMITED = """

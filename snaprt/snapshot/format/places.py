@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from snaprt.host.regular_files import open_file
-from snaprt.snapshot.format.schema import MARK, MARK_MEMBER
+from snaprt.snapshot.format.schema import MARK, MARK_MEMBER, SUFFIXES
 
 PACK_MARK = b"application/vnd.snaprt.pack"
 SNAPSHOT_SUFFIX = ".snap"
@@ -85,8 +85,11 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def exists(path: Path) -> bool:
-    """Return whether a path leads to a file, or to a member of a packed file."""
-    if path.is_file():
+    """Return whether something is in a path's place, or it leads to a member of a packed file.
+
+    A folder or a link that leads nowhere is not absent: whoever opens it says what it is.
+    """
+    if os.path.lexists(path):
         return True
     pack = pack_of(path)
     return pack is not None and path.relative_to(pack).as_posix() in _members(pack)
@@ -105,11 +108,13 @@ def size(path: Path) -> int:
 def snapshots_in(place: Path) -> list[Path]:
     """Return the snapshots directly in a folder or a packed file, by name; none if it is neither.
 
+    A folder with the name of a recording is among them: whoever opens it says so.
+
     Raises:
         OSError: The folder cannot be read.
     """
     if place.is_dir():
-        names = [entry.name for entry in os.scandir(place) if _is_file(entry)]
+        names = [entry.name for entry in os.scandir(place) if _is_recording(entry)]
     else:
         names = list(_members(place)) if is_pack_file(place) else []
     return [
@@ -119,9 +124,9 @@ def snapshots_in(place: Path) -> list[Path]:
     ]
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
+def _is_recording(entry: os.DirEntry[str]) -> bool:
     try:
-        return entry.is_file()
+        return entry.is_file() or (entry.name.endswith(tuple(SUFFIXES.values())) and entry.is_dir())
     except OSError:  # links that form a loop, for example
         return False
 
