@@ -76,11 +76,14 @@ def test_json_holds_the_comparison_and_reads_back(snaprt: Run, spoiled: Path) ->
     assert comparison_from_json(file["repeats"]).verdict == "identical"
 
 
-def test_json_holds_an_error_too(snaprt: Run, tmp_path: Path) -> None:
-    status, out, err = snaprt("replay", tmp_path / "absent.snap", "--json")
+@pytest.mark.parametrize("words", [("replay",), ("replay", "-j", "1"), ("report",)])
+def test_json_holds_an_error_too_and_stderr_tells_it_once(
+    snaprt: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    status, out, err = snaprt(*words, tmp_path / "absent.snap", "--json")
     assert status == 2
     assert "there is no file" in json.loads(out)["reports"][0]["headline"]["sentence"]
-    assert "error: there is no file" in err
+    assert err.count("error: there is no file") == 1
 
 
 @pytest.mark.parametrize("isolated", ["--isolate", "--no-isolate"])

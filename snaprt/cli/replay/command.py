@@ -240,7 +240,7 @@ def command(
     for number, report in _replayed(executions, request, processes, address, is_batch):
         reports[number] = report
         failed = report.headline.word == FAILED
-        if not is_batch and (failed or not as_json):
+        if not is_batch and not as_json:
             if len(reports) > 1 and not failed:
                 output.console.print()
             formats.show(report)

@@ -163,7 +163,10 @@ def _to_json(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def print_json(reports: Sequence[Report]) -> None:
-    """Print what ``--json`` asks for."""
+    """Print what ``--json`` asks for; what failed is told on stderr, too."""
+    for report in reports:
+        if report.headline.word == FAILED:
+            show(report)
     output.emit_json(model.SCHEMA, _to_json(reports), model.SCHEMA_VERSION)
 
 
