@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from programs import SNAPRT, run_program
 
 RUN = (*SNAPRT, "run", "--lazy")
@@ -68,10 +69,12 @@ def test_what_runs_at_the_end_of_the_program_is_called_so(tmp_path):
     assert row[-5:] == ["end", "(not", "in", "your", "program)"]
 
 
-def test_the_stack_of_a_cut_ends_at_the_program(tmp_path):
+@pytest.mark.parametrize("start", [("-m", "snaprt"), ("script",)])
+def test_the_stack_of_a_cut_ends_at_the_program(tmp_path, start):
+    (tmp_path / "script").write_text("from snaprt.__main__ import main\nmain()\n")
     (tmp_path / "program.py").write_text("import jax.numpy as jnp\nprint(jnp.ones(3) * 2)\n")
     shown = run_program(
-        (*RUN, "program.py"),
+        (*start, "run", "--lazy", "program.py"),
         folder=tmp_path,
         SNAPRT_CACHE="off",
         PT_XLA_DEBUG=1,

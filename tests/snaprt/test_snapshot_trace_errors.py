@@ -188,6 +188,16 @@ def test_where_python_refuses_a_call_the_public_function_stands_for_the_operatio
     assert raises_the_same(error)
 
 
+def test_a_call_that_has_deleted_its_argument_is_not_taken_for_one_without_it(
+    folder: Path,
+) -> None:
+    with pytest.raises(jax.errors.ConcretizationTypeError), snaprt.lazy():
+        jax.jit(jnp.nonzero)(jnp.array([1, 0, 2]) + 1)
+    error = error_of(recorded(folder))
+    assert (error.function, error.primitive) == ("", "")
+    assert "jnp.nonzero" in error.message
+
+
 def test_an_error_of_the_users_own_code_is_none_of_recording(folder: Path) -> None:
     with pytest.raises(ZeroDivisionError), snaprt.lazy():
         1 / 0  # noqa: B018

@@ -415,7 +415,7 @@ def _hider_of_own_frames() -> Callable[[], None]:
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     hidden = [Path(__file__).parents[1], Path(after_import.__file__), Path(click.__file__).parent]
-    hidden += [Path("<frozen runpy>")]
+    hidden += [Path("<frozen runpy>"), Path(snaprt.__file__).with_name("__main__.py")]
     hidden += [Path(script)] if script else []
 
     def hide() -> None:

@@ -57,7 +57,8 @@ class FailedCall:
 def failed_calls(error: BaseException) -> list[FailedCall]:
     """Return the public functions of JAX's that an error came through, outermost first.
 
-    Only those are returned that were called after the last of the user's own functions.
+    Only those are returned that were called after the last of the user's own functions, and that
+    have not deleted an argument since, as `jax.numpy.nonzero` does: it would be another call.
     """
     calls: list[FailedCall] = []
     for frame, _ in frames_to(error):
@@ -72,8 +73,18 @@ def failed_calls(error: BaseException) -> list[FailedCall]:
                 for parameter in parameters
                 if parameter in frame.f_locals
             }
-            calls.append(FailedCall(name, arguments))
+            if all(map(arguments.__contains__, _required(parameters))):
+                calls.append(FailedCall(name, arguments))
     return calls
+
+
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in variadic
+    ]
 
 
 def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
