@@ -643,7 +643,8 @@ class Pending:
         with self._lock:
             stored, used, totals, events = self._stored, self._used, self._totals, self._events
             # Having looked in vain is no reason to make a cache directory.
-            if not (stored or used or totals) or not self._index.path.parent.is_dir():
+            has_folder = os.path.isdir(self._index.path.parent)
+            if not (stored or used or totals) or not has_folder:
                 return set(), 0, set()
             self.clear()
         unknown = set(used)

@@ -482,7 +482,7 @@ def _save_at_exit() -> None:
             return
         target = settings.for_rank(path)
         # A process that only looks on, as `snaprt metrics` does, must not empty the file.
-        if _samples or _counters() or not target.exists():
+        if _samples or _counters() or not os.path.exists(target):
             _save(target, as_text=path.suffix == ".txt")
     except SnaprtError as error:
         # The program's own work is done and its exit status stays.

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_a_limit_on_the_size_of_files_costs_the_entry_and_one_warning(tmp_path: 
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))\n"
     done = run_program(limit + _PUT_MANY, tmp_path / "cache", timeout=60)
     assert "ulimit -f" in _one_warning(done.stderr)
+
+
+def test_a_directory_that_cannot_be_looked_at_costs_one_warning_and_none_at_exit(
+    tmp_path: Path,
+) -> None:
+    use = """
+    import logging, sys
+    from snaprt_cache import Cache, Key, KeyPart
+    cache, key = Cache.open(sys.argv[1]), Key((KeyPart("module", "m"),))
+    assert cache.get(key) is None
+    assert not cache.put(key, b"payload", {})
+    """
+    done = run_program(textwrap.dedent(use), tmp_path / ("x" * 300), timeout=60)
+    assert "File name too long" in _one_warning(done.stderr)
 
 
 def test_a_file_in_the_place_of_the_directory_costs_one_warning(

@@ -1,9 +1,12 @@
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from programs import SNAPRT, run_program
+
+from snaprt.cli import main as cli
 
 DESCRIBE = """
 import json, os, sys
@@ -212,6 +215,24 @@ def test_a_setting_that_cannot_be_is_told_before_the_program_runs(
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith("error: ")
     assert named in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("SNAPRT_LOG_FILE", "log"), ("SNAPRT_DUMP_DIR", "new/dump")]
+)
+def test_a_place_without_permission_to_write_is_told_before_the_program_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    place: str,
+):
+    monkeypatch.setenv(name, str(tmp_path / place))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    assert cli.main(["run", "no_program.py"]) == 2
+    said = capfd.readouterr().err
+    assert f"{tmp_path} is not writable" in said
+    assert name in said
 
 
 @pytest.mark.parametrize(

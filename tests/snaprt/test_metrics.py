@@ -237,8 +237,9 @@ def test_a_process_that_counted_nothing_leaves_the_metrics_file_of_another(tmp_p
     assert json.loads(path.read_text())["counters"] == {"MarkStep": 3}
 
 
-def test_a_metrics_file_that_cannot_be_written_leaves_the_exit_status(tmp_path: Path):
-    done = run_program("import snaprt.metrics", SNAPRT_METRICS_FILE=tmp_path / "no" / "run")
+@pytest.mark.parametrize("name", ["no/run", "x" * 300])
+def test_a_metrics_file_that_cannot_be_written_leaves_the_exit_status(tmp_path: Path, name: str):
+    done = run_program("import snaprt.metrics", SNAPRT_METRICS_FILE=tmp_path / name)
     assert "cannot write the metrics to" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -388,22 +388,33 @@ def _obstacle_to_file(path: Path) -> str:
         if stat.S_ISDIR(os.stat(path).st_mode):
             return "it is a directory"
     except FileNotFoundError:
-        return "" if path.parent.is_dir() else f"no directory {path.parent}"
+        if not path.parent.is_dir():
+            return f"no directory {path.parent}"
     except NotADirectoryError:
         return f"no directory {path.parent}"
     except OSError as error:
         return error.strerror or str(error)
-    return ""
+    # Some files are written in place, and others replaced.
+    return "" if os.access(path, os.W_OK) else _obstacle_to_entry(path.parent)
 
 
 def _obstacle_to_folder(path: Path) -> str:
     """Return why a folder cannot be made or written into; empty where nothing speaks against it."""
     try:
-        return "" if stat.S_ISDIR(os.stat(path).st_mode) else "not a directory"
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            return "not a directory"
     except FileNotFoundError:
-        return "a symbolic link that leads nowhere" if path.is_symlink() else ""
+        if path.is_symlink():
+            return "a symbolic link that leads nowhere"
+        path = next(parent for parent in path.parents if parent.exists())
     except OSError as error:
         return error.strerror or str(error)
+    return _obstacle_to_entry(path)
+
+
+def _obstacle_to_entry(folder: Path) -> str:
+    is_writable = os.access(folder, os.W_OK | os.X_OK)
+    return "" if is_writable else f"the directory {folder} is not writable"
 
 
 def _hider_of_own_frames() -> Callable[[], None]:

@@ -123,7 +123,7 @@ _limits = settings.Texts(
 
 
 def _free(folder: Path) -> int:
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
