@@ -445,7 +445,9 @@ class Index:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         # Between the look at the file and its opening, somebody may have put a link there.
+        connection.text_factory = os.fsdecode  # not every path is UTF-8
         opened = connection.execute("PRAGMA database_list").fetchone()[2]
+        connection.text_factory = str
         folder = self._folder
         if os.path.realpath(opened) != os.path.join(
             os.path.realpath(folder.root), *folder.below, FILE_NAME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,8 +28,12 @@ def start_profile(folder: Path) -> None:
     """Start a profile without events of Python functions, which make each call slower.
 
     Raises:
-        RuntimeError: Another one is being taken.
+        RuntimeError: Another one is being taken, or the folder has a name that JAX cannot pass on.
     """
+    try:
+        os.fspath(folder).encode()
+    except UnicodeEncodeError:
+        raise RuntimeError("the name of the directory is not UTF-8") from None
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     jax.profiler.start_trace(folder, profiler_options=options)

@@ -50,6 +50,13 @@ def test_an_entry_is_found_by_another_cache_object_on_the_directory(cache: Cache
     assert entry.payload == b"payload"
 
 
+def test_a_directory_whose_name_is_not_utf_8_has_an_index(tmp_path: Path) -> None:
+    cache = Cache.open(os.fsdecode(os.fsencode(tmp_path) + b"/cache-\xff"))
+    assert cache.put(_key("a"), b"payload", METADATA)
+    assert [entry.name for entry in cache.entries()] == ["train_step"]
+    assert [finding for finding in cache.verify() if finding.problem] == []
+
+
 def test_a_key_that_was_never_put_is_a_miss(cache: Cache) -> None:
     assert cache.get(_key("a")) is None
 

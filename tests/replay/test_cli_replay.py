@@ -1,6 +1,7 @@
 """``snaprt replay``: what it prints, and the status it leaves with."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,6 +85,16 @@ def test_json_holds_an_error_too_and_stderr_tells_it_once(
     assert status == 2
     assert "there is no file" in json.loads(out)["reports"][0]["headline"]["sentence"]
     assert err.count("error: there is no file") == 1
+
+
+@pytest.mark.parametrize("isolated", ["--isolate", "--no-isolate"])
+def test_a_profile_that_cannot_be_written_is_an_error_with_a_hint(
+    snaprt: Run, recorded: Path, tmp_path: Path, isolated: str
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/profile-\xff"))
+    status, _, err = snaprt("replay", recorded, isolated, "--profile", folder)
+    assert status == 2
+    assert "not UTF-8\n\nhint: name another folder" in err
 
 
 @pytest.mark.parametrize("isolated", ["--isolate", "--no-isolate"])

@@ -126,7 +126,7 @@ def _profile(job: ReplayJob, prepared: Prepared) -> None:
         why = str(error).removeprefix("RESOURCE_EXHAUSTED: ")
         raise ExecutionError(
             f"no profile in {job.profile}: {why}",
-            hint="name a folder on a disk with free space: --profile DIR",
+            hint="name another folder, on a disk with free space: --profile DIR",
         ) from error
 
 
