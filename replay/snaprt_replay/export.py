@@ -10,7 +10,6 @@ import importlib.resources
 import os
 import pprint
 import re
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from snaprt.hlo.proto import (
     parse,
     serialize,
 )
+from snaprt.host.whole_files import remove_leftovers, temporary_folder
 from snaprt.snapshot.share.pack import writing_shared
 from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.tolerance import EXACT, ToleranceRequest
@@ -309,8 +309,9 @@ def export(path: Path, to: str, out: Path, *, replace: bool = False) -> Case:
         )
     with writing_shared(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-            temporary = Path(folder) / out.name
+        remove_leftovers(out.parent)
+        with temporary_folder(out.parent, "export") as folder:
+            temporary = folder / out.name
             form.write(case, temporary)
             temporary.replace(out)
     return case

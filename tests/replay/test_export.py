@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import signal
+import textwrap
 from pathlib import Path
 
 import jax
@@ -55,6 +57,25 @@ def test_a_path_that_is_taken_is_left_alone(form: str, recorded: Path, tmp_path:
         export(recorded, form, out)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert out.read_text() == "precious"
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one(recorded: Path, tmp_path: Path) -> None:
+    killed = """
+    import os, signal, sys
+    from pathlib import Path
+    from snaprt_replay import export
+    def die(case, path):
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    form = export.ExportFormat(die, True, False, "")
+    export.FORMS = {"npz": form}
+    export.export(Path(sys.argv[1]), "npz", Path(sys.argv[2]))
+    """
+    out = tmp_path / "out.npz"
+    run_program(textwrap.dedent(killed), recorded, out, status=-signal.SIGKILL)
+    assert len(list(tmp_path.iterdir())) == 1
+    export(recorded, "npz", out)
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_xlas_snapshot_replays_with_the_same_results(recorded: Path, tmp_path: Path) -> None:
