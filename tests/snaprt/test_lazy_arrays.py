@@ -20,6 +20,13 @@ def keys_of(key):
     return jax.random.key_data(key).tolist()
 
 
+def refusal(key, name):
+    """Return the error with which ``key`` refuses an attribute, or a call of it."""
+    with pytest.raises(Exception) as refused:  # noqa: PT011
+        getattr(key, name)()
+    return repr(refused.value)
+
+
 # What is asked of an array and of an array of keys that were computed.
 QUESTIONS = {
     "its class": lambda x, key: (x.__class__, key.__class__),
@@ -80,6 +87,10 @@ QUESTIONS = {
         str(key.dtype),
         repr(key),
     ),
+    "attributes of numbers, which keys refuse": lambda x, key: [
+        refusal(key, name)
+        for name in ("real", "flat", "mT", "sum", "sort", "astype", "to_device", "view", "clip")
+    ],
     "a weak reference": lambda x, key: (weakref.ref(x)() is x, weakref.ref(key)() is key),
     "attributes of the program's own": lambda x, key: (
         [setattr(each, "note", "kept") for each in (x, key)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -368,10 +369,29 @@ class _ArrayOfTrace(jax.Array):
 # Any: a subclass answers where the base class is typed to raise.
 ArrayOfTrace: Any = _ArrayOfTrace
 
+
+def _refusing_keys(method: Any, refuse: Any) -> Any:
+    """Return a method of tracers that does for a random key what ``refuse`` does: raise."""
+
+    @functools.wraps(method)
+    def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_key = type(self.aval.dtype) is _prng.KeyTy
+        return (refuse if is_key else method)(self, *args, **kwargs)
+
+    return chosen
+
+
 _NOT_OF_TRACERS = {"__class__", "__getattr__", "__init__", "__jax_array__"}
 for _name, _attribute in vars(_Tracer).items():
     if isinstance(_attribute, FunctionType | property) and _name not in _NOT_OF_TRACERS:
-        setattr(ArrayOfTrace, _name, _attribute)
+        _chosen: Any = _attribute
+        _refusing: Any = vars(jax.Array).get(_name)
+        if _refusing is not None and getattr(PRNGKeyArray, _name) is _refusing:
+            if isinstance(_attribute, property):
+                _chosen = property(_refusing_keys(_attribute.fget, _refusing.fget))
+            else:
+                _chosen = _refusing_keys(_attribute, _refusing)
+        setattr(ArrayOfTrace, _name, _chosen)
 ArrayOfTrace.__array_priority__ = ArrayImpl.__array_priority__
 ArrayOfTrace.dimension_as_value = None  # JAX looks for it at every operation
 _core.pytype_aval_mappings[ArrayOfTrace] = attrgetter("aval")
