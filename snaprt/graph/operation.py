@@ -66,7 +66,7 @@ class Operation:
         """
         with jaxapi.evaluating():
             results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
-            jaxapi.refuse_missing_algorithms(primitive, avals, params)
+            jaxapi.refuse_if_lowering_refuses(primitive, avals, params)
         results = tuple(results)
         weight, work = jaxapi.extent(primitive, params, avals, results)
         if self.named.ends_program:

@@ -70,6 +70,18 @@ def test_what_cannot_be_lowered_is_no_obstacle_where_nothing_needs_it():
         np.testing.assert_array_equal(vain(vain(x)), [4, 4, 4])
 
 
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"])
+def test_a_custom_vjp_refuses_forward_mode_in_the_words_of_jax(transform, steady):
+    @jax.custom_vjp
+    def doubled(x):
+        return 2 * x
+
+    doubled.defvjp(lambda x: (doubled(x), None), lambda _, cotangent: (2 * cotangent,))
+    with snaprt.lazy(steady=steady), pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(transform(doubled), (jnp.ones(3),), (jnp.ones(3),))
+
+
 @pytest.mark.parametrize(
     "function", [jnp.sin, jax.lax.sin, lambda x: jax.lax.add(jnp.ones(x.shape), x)]
 )

@@ -17,6 +17,7 @@ from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import mlir as _mlir
 
 from snaprt.jaxapi.tracing.arrays import shape_of_aval
@@ -234,14 +235,15 @@ def has_own_implementation(primitive: Any) -> bool:
     return getattr(implementation, "func", None) is not _dispatch.apply_primitive
 
 
-def refuse_missing_algorithms(
+def refuse_if_lowering_refuses(
     primitive: Any, avals: Sequence[Any], params: Mapping[str, Any]
 ) -> None:
-    """Raise the error of JAX if an operation asks for a `jax.lax.DotAlgorithm` that is not there.
+    """Raise the error of JAX if an operation asks for what it finds missing when it lowers.
 
-    JAX finds that out when it lowers, and its own `dot_product_attention` tries which are there.
+    A `jax.lax.DotAlgorithm`: JAX's own `dot_product_attention` tries which are there. And the
+    forward-mode derivative of a function that has a `custom_vjp`.
     """
-    if not _asks_for_algorithm(primitive, params):
+    if not _may_be_refused(primitive, params):
         return
 
     def operation(*operands: Any) -> Any:
@@ -253,9 +255,10 @@ def refuse_missing_algorithms(
 _ALGORITHMS = (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
 
 
-def _asks_for_algorithm(primitive: Any, params: Mapping[str, Any]) -> bool:
-    return isinstance(params.get("precision"), _ALGORITHMS) or any(
-        _asks_for_algorithm(equation.primitive, equation.params)
+def _may_be_refused(primitive: Any, params: Mapping[str, Any]) -> bool:
+    asks = primitive is _ad.custom_lin_p or isinstance(params.get("precision"), _ALGORITHMS)
+    return asks or any(
+        _may_be_refused(equation.primitive, equation.params)
         for jaxpr in _core.jaxprs_in_params(params)
         for equation in jaxpr.eqns
     )
