@@ -264,7 +264,8 @@ class Trail:
     def still(self) -> Iterator[list[list[Any]]]:
         """Return the lists of their arrays; nobody takes one out inside."""
         with self._moving:
-            yield [arrays for *both, _ in self._executions for arrays in both]
+            executions = list(self._executions)  # others may be added meanwhile
+            yield [arrays for *both, _ in executions for arrays in both]
 
 
 def _has_succeeded(execution: Trailing) -> bool:
