@@ -428,9 +428,14 @@ class _Watcher:
             flat = None
             if entry is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
-                with jaxapi.watching_meanwhile():  # it is traced, and may call others for constants
-                    flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
-                    if not jaxapi.is_of_arrays_alone(flat):  # `bind` is asked to run it
+                try:
+                    with jaxapi.watching_meanwhile():  # what is traced may call for constants
+                        flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
+                except Exception:
+                    self._recorder.trace_failed(getattr(fun, "__name__", "a function"))
+                    raise
+                if not jaxapi.is_of_arrays_alone(flat):  # `bind` is asked to run it
+                    with jaxapi.watching_meanwhile():
                         return jaxapi.run_jit_call(fun, info, args, kwargs)
                 try:
                     executable = _recordable(flat)

@@ -160,6 +160,19 @@ def test_a_packed_file_whose_directory_is_damaged_is_not_listed_as_empty(
         assert f"{pack} is damaged" in err
 
 
+def test_outputs_that_a_damaged_packed_file_may_hold_are_not_taken_for_absent(
+    snaprt: Run, dump: Path, tmp_path: Path
+) -> None:
+    pack = tmp_path / "all.pack"
+    first = inputs(dump)[0].name
+    snaprt("pack", dump, "-o", pack)
+    content = pack.read_bytes()
+    outputs = first.replace(".inputs.", ".outputs.").encode()
+    pack.write_bytes(outputs.replace(b".outputs.", b".outpvts.").join(content.rsplit(outputs, 1)))
+    status, out, err = snaprt("replay", pack / first)
+    assert (status, "NOTHING TO COMPARE" in out, "damaged" in err) == (2, False, True)
+
+
 def test_a_failed_execution_is_listed_with_its_error(snaprt: Run, tmp_path: Path) -> None:
     arguments = {"weights": WEIGHTS, "x": jnp.ones((2, 64), jnp.bfloat16)}
     record(tmp_path, train_step, arguments, error="ValueError: too bad\n  File ...", reason="error")

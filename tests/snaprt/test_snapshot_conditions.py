@@ -266,6 +266,16 @@ def test_a_program_without_a_jitted_function_is_told_that_nothing_was_recorded(
     assert "nothing" not in said("import jax\n")  # as one does that starts others
 
 
+def test_a_program_whose_jitted_function_cannot_be_traced_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import jax\ndef step(x):\n    return x + y\njax.jit(step)(1.0)\n")
+    words = (*SNAPRT, "run", "--record", "--")
+    said = run_program(words, script, folder=tmp_path, status=1, SNAPRT_CACHE="off").stderr
+    told = "nothing was recorded: no jitted function of the program ran; JAX could not trace step"
+    assert told in said
+    assert "was called" not in said
+
+
 def test_a_wrong_condition_is_logged_once_and_records_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,6 +77,8 @@ def open_bytes(path: Path) -> BinaryIO:
     try:
         members = directory(file)[1]
         if name not in members:
+            for other in members:  # which may be the name of what is asked for, damaged
+                locate(file, members, other)
             raise FileNotFoundError(f"{pack} holds no {name}")
         return _Part(file, *locate(file, members, name))
     except BaseException:
@@ -87,12 +89,20 @@ def open_bytes(path: Path) -> BinaryIO:
 def exists(path: Path) -> bool:
     """Return whether something is in a path's place, or it leads to a member of a packed file.
 
-    A folder or a link that leads nowhere is not absent: whoever opens it says what it is.
+    A folder, a link that leads nowhere, or what a damaged packed file may have held is not absent:
+    whoever opens it says what it is.
     """
     if os.path.lexists(path):
         return True
-    pack = pack_of(path)
-    return pack is not None and path.relative_to(pack).as_posix() in _members(pack)
+    if pack_of(path) is None:
+        return False
+    try:
+        open_bytes(path).close()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return True
+    return True
 
 
 def size(path: Path) -> int:

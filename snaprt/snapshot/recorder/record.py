@@ -152,6 +152,7 @@ class Recorder:
         self._has_failed = False  # the program, or a thread or lazy scope of it
         self._has_met = False  # a condition that does not wait for the end
         self._logged: set[str] = set()
+        self._untraced: dict[str, None] = {}  # the functions whose calls JAX could not trace
 
     # What whoever compiles a program asks.
 
@@ -283,6 +284,10 @@ class Recorder:
         if plan.keep_last or prospect(plan.conditions, moment).conditions:
             metrics.counter_add("SnapshotMissed")
             self._say_once(f"an execution of {name} is not recorded: {reason}")
+
+    def trace_failed(self, name: str) -> None:
+        """Learn that a call failed while JAX traced it, so that there is nothing to record."""
+        self._untraced.setdefault(name)
 
     def has_no_flag(self, executable: RecordedExecutable, error: Exception) -> None:
         """Learn that a program could not be compiled to say whether it has a NaN; say so once."""
@@ -679,11 +684,15 @@ class Recorder:
     def _say_if_nothing_ran(self) -> None:
         plan = current_plan()
         is_said = self._plan is not None or self._logged  # what ran, or why it was not seen
-        if plan is not None and not is_said and jaxapi.backends_are_initialized() and records_all():
-            _log.warning(
-                "nothing was recorded: no jitted function of the program was called; operations "
-                "outside of jax.jit are executions in a lazy program only (--lazy)"
+        is_of_jax = self._untraced or jaxapi.backends_are_initialized()
+        if plan is not None and not is_said and is_of_jax and records_all():
+            why = (
+                f"no jitted function of the program ran; JAX could not trace {_few(self._untraced)}"
+                if self._untraced
+                else "no jitted function of the program was called; operations outside of jax.jit "
+                "are executions in a lazy program only (--lazy)"
             )
+            _log.warning("nothing was recorded: %s", why)
 
     def _sum_up(self, plan: Plan) -> None:
         """Say what was watched where no NaN appeared, and that no condition has ever held.
