@@ -63,9 +63,27 @@ def _remove_leftovers_once(folder: Path) -> None:
     remove_leftovers(folder)
 
 
+#: Bytes of a name that leave room for what a temporary one adds: a file system takes 255.
+_LONGEST: Final = 200
+
+
 def temporary_name(name: str) -> str:
     """Return the name under which this thread writes a file that will be called ``name``."""
+    encoded = os.fsencode(name)
+    if len(encoded) > _LONGEST:
+        name = f"{zlib.crc32(encoded):08x}"
     return f".{name}.{threading.get_ident():x}.{_process_mark()}-{os.getpid()}.tmp"
+
+
+def from_root(path: Path) -> Path:
+    """Return a path that stays the same wherever the program goes.
+
+    Where the working directory was removed it is left as it is: whoever writes there says so.
+    """
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        return path
 
 
 @contextlib.contextmanager
@@ -135,6 +153,7 @@ REMEDIES: Final[Mapping[int | None, str]] = {
     errno.EFBIG: "raise the file size limit (ulimit -f)",
     errno.EACCES: _PERMISSIONS,
     errno.EPERM: _PERMISSIONS,
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 

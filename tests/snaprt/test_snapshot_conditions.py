@@ -276,6 +276,20 @@ def test_a_program_whose_jitted_function_cannot_be_traced_is_told_so(tmp_path: P
     assert "was called" not in said
 
 
+@pytest.mark.parametrize("chosen", ["", "os.environ['SNAPRT_DUMP_DIR'] = 'dump'"])
+def test_a_working_directory_that_is_gone_costs_the_snapshots_and_not_the_program(
+    tmp_path: Path, chosen: str
+) -> None:
+    script = tmp_path / "train.py"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import jax\nprint(jax.jit(lambda x: x + 1)(1.0))\n"
+    script.write_text(f"import os\nos.rmdir(os.getcwd())\n{chosen}\n{code}")
+    done = run_program((*SNAPRT, "run", "--record", "--"), script, folder=gone, SNAPRT_CACHE="off")
+    assert done.stdout == "2.0\n"
+    assert "lost a snapshot; the program continues" in done.stderr
+
+
 def test_a_wrong_condition_is_logged_once_and_records_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from programs import run_program
 
 from snaprt.cli.replay import formats
-from snaprt.host.whole_files import write_whole
+from snaprt.host.whole_files import whole_file, write_whole
 
 
 def test_a_link_stays_and_leads_to_the_new_content(tmp_path: Path) -> None:
@@ -23,11 +23,20 @@ def test_a_link_stays_and_leads_to_the_new_content(tmp_path: Path) -> None:
 
 
 def test_what_was_there_stays_where_the_file_cannot_be_written(tmp_path: Path) -> None:
-    name = "n" * 250  # with what a temporary name has more, no file system takes it
-    (tmp_path / name).write_text("old")
-    with pytest.raises(OSError, match="too long"):
-        write_whole(tmp_path / name, b"new")
+    def write_half() -> None:
+        with whole_file(tmp_path / "name") as file:
+            file.write(b"new")
+            raise OSError("full")
+
+    (tmp_path / "name").write_text("old")
+    with pytest.raises(OSError, match="full"):
+        write_half()
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
+    write_whole(tmp_path / ("n" * 255), b"new")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_what_a_killed_process_left_goes_with_the_next_file(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from snaprt.cli.run.observers import RunExplained, RunProfiled, checked_steps
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.launch import tell_status
 from snaprt.host import after_import
+from snaprt.host.whole_files import from_root
 from snaprt.snapshot.recorder.conditions import parse_conditions
 
 # What python leaves with after an exception that nothing caught.
@@ -369,14 +370,14 @@ def _check_environment() -> None:
     """
     for name, (path, kind) in settings.places_written().items():
         named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
-        os.environ[name] = str(path.absolute())  # the program may change its directory
+        os.environ[name] = str(from_root(path))  # the program may change its directory
         if name == "SNAPRT_CACHE_DIR":  # one that cannot be used costs a warning, not the run
             continue
         if kind == "file":
-            obstacle = _obstacle_to_file(settings.for_rank(path.absolute()))
+            obstacle = _obstacle_to_file(settings.for_rank(from_root(path)))
             hint = f"Name a file in an existing directory with {named_by}."
         else:
-            obstacle = _obstacle_to_folder(path.absolute())
+            obstacle = _obstacle_to_folder(from_root(path))
             hint = f"Name a directory with {named_by}; it is created if it does not exist."
         if obstacle:
             raise UsageError(f"cannot write to {path}: {obstacle}", hint=hint)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from snaprt import jaxapi, settings
 from snaprt.errors import UsageError
+from snaprt.host.whole_files import from_root
 from snaprt.variables import parse_flags
 
 SNAPSHOTS_FLAG = "xla_dump_hlo_snapshots"
@@ -70,13 +71,13 @@ def dump_folder_of(variable: str) -> Path | None:
             f"XLA_FLAGS has --{FOLDER_FLAG}={folder}, which is not a directory",
             hint=f"snapshots are files: name a directory, as in --{FOLDER_FLAG}=dump",
         )
-    return Path(folder).absolute()
+    return from_root(Path(folder))
 
 
 def folder_of(variable: str) -> Path | None:
     """Return the directory that ``--xla_dump_to`` names in XLA_FLAGS, whatever is dumped there."""
     folder = {flag.name: flag.value for flag in parse_flags(variable)}.get(FOLDER_FLAG)
-    return Path(folder).absolute() if folder and folder not in _NOT_FOLDERS else None
+    return from_root(Path(folder)) if folder and folder not in _NOT_FOLDERS else None
 
 
 def without_ours(variable: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 from snaprt import metrics, settings
 from snaprt.errors import SnaprtError
+from snaprt.host.whole_files import from_root
 from snaprt.snapshot.recorder.conditions import BOTH_ROLES, Condition, parse_conditions
 from snaprt.snapshot.recorder.flags import dump_folder_of, folder_of
 from snaprt.snapshot.recorder.triggers import Trigger
@@ -163,7 +164,7 @@ def _read_plan(directory: Path | None = None, otherwise: tuple[Condition, ...] =
     """
     flags = os.environ.get("XLA_FLAGS", "")
     chosen: Path | None = settings.get("SNAPRT_DUMP_DIR")
-    folder = dump_folder_of(flags) if chosen is None else chosen.absolute()
+    folder = dump_folder_of(flags) if chosen is None else from_root(chosen)
     text: str | None = settings.get("SNAPRT_RECORD")
     keep_last: int = settings.get("SNAPRT_RECORD_KEEP_LAST")
     hold: Hold = settings.get("SNAPRT_RECORD_HOLD")
@@ -222,7 +223,7 @@ def _neuron_conditions() -> tuple[Condition, ...]:
 
 @functools.cache
 def _default_folder() -> Path:
-    folder = Path(DEFAULT_FOLDER).absolute()
+    folder = from_root(Path(DEFAULT_FOLDER))
     _log.warning("snapshots go to %s; --dump or SNAPRT_DUMP_DIR names another directory", folder)
     return folder
 
