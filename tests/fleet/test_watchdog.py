@@ -334,16 +334,19 @@ sys.exit(5)
 """
 
 
-@pytest.mark.parametrize("limit", ["", "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (0, 0))"])
+@pytest.mark.parametrize(
+    "meanwhile",
+    ["open('place', 'w').close()", "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (0, 0))"],
+    ids=["a file in its place", "no room"],
+)
 def test_a_folder_that_cannot_be_written_is_told_once_and_the_program_goes_on(
-    tmp_path: Path, limit: str
+    tmp_path: Path, meanwhile: str
 ):
-    (tmp_path / "file").touch()
     script = tmp_path / "train.py"
-    script.write_text(limit + CANNOT_WRITE)
-    folder = tmp_path / ("dump" if limit else "file/dump")
+    script.write_text(meanwhile + CANNOT_WRITE)
+    folder = tmp_path / "place" / "dump"
     words = (*SNAPRT, "run", "--watchdog", "1s", "--dump", folder, "--", script)
-    done = run_program(words, status=5, SNAPRT_CACHE="0")
+    done = run_program(words, folder=tmp_path, status=5, SNAPRT_CACHE="0")
     (line,) = done.stderr.splitlines()
     assert line.startswith("no execution or step has ended for 1.00 s")
     assert f"its stacks cannot be written below {folder}: " in line
