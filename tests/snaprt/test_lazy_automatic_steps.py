@@ -178,7 +178,8 @@ def test_a_training_loop_written_without_jit_is_cut_where_its_rounds_end():
         again = in_new_thread(lambda: [float(x) for x in eager_training(40)])
     assert counts.compiled == 0
     assert first == again
-    np.testing.assert_allclose(first, [float(x) for x in eager_training(40)], rtol=1e-4)
+    # Fused operations round differently; the error is relative to 1, from which y differs.
+    np.testing.assert_allclose(first, [float(x) for x in eager_training(40)], rtol=1e-4, atol=1e-6)
 
 
 def test_rounds_longer_than_the_bound_are_soon_cut_at_the_same_places_in_each(monkeypatch):
