@@ -29,10 +29,8 @@ import measuring
 import snaprt
 from snaprt.snapshot.recorder.record import process_recorder
 
-PLAIN, ARMED, ERROR, KEPT, ALL = (
-    *("plain jit", "armed", "armed for errors"),
-    *("last 5 held", "all recorded"),
-)
+PLAIN, ARMED, ERROR = "plain jit", "armed", "armed for errors"
+KEPT, ALL = "last 5 held", "all recorded"
 WAYS = {
     ARMED: {"SNAPRT_RECORD": "name=never"},
     ERROR: {"SNAPRT_RECORD": "error"},

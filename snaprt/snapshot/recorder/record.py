@@ -152,7 +152,7 @@ class Recorder:
         self._has_failed = False  # the program, or a thread or lazy scope of it
         self._has_met = False  # a condition that does not wait for the end
         self._logged: set[str] = set()
-        self._untraced: dict[str, None] = {}  # the functions whose calls JAX could not trace
+        self._untraced: set[str] = set()  # the functions whose calls JAX could not trace
 
     # What whoever compiles a program asks.
 
@@ -287,7 +287,7 @@ class Recorder:
 
     def trace_failed(self, name: str) -> None:
         """Learn that a call failed while JAX traced it, so that there is nothing to record."""
-        self._untraced.setdefault(name)
+        self._untraced.add(name)
 
     def has_no_flag(self, executable: RecordedExecutable, error: Exception) -> None:
         """Learn that a program could not be compiled to say whether it has a NaN; say so once."""
@@ -325,7 +325,6 @@ class Recorder:
         if plan is None:
             self._last = None
             return None
-        self._watch.take_up_trail()
         try:
             if plan is not self._plan:
                 self._act_on(plan)
@@ -333,8 +332,8 @@ class Recorder:
             if judged is not plan:
                 hopes = self._prospect(plan, executable)
             if hopes.is_left_to_the_end and records_all():
-                self._last = None
                 self._watch.look()
+                self._last = None
                 began, now = time.perf_counter_ns(), time.time()
                 return executable, plan, hopes, history, inputs, count, self._step(), began, now
             first, last = hopes.executions
