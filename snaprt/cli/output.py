@@ -23,6 +23,7 @@ from rich.text import Text
 
 from snaprt.errors import UsageError
 from snaprt.host import interruptions
+from snaprt.host.whole_files import named_path
 from snaprt.units import MOST_SECONDS
 
 EXIT_OK: Final = 0
@@ -110,7 +111,7 @@ def writable(folder: Path, option: str) -> Path:
     Raises:
         UsageError: It cannot be written to.
     """
-    folder = Path(os.path.expanduser(folder)).absolute()
+    folder = named_path(folder)
     hint = f"Name a directory with {option}; it is created if it does not exist."
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write to {folder}: not a directory", hint=hint)

@@ -86,6 +86,11 @@ def from_root(path: Path) -> Path:
         return path
 
 
+def named_path(path: str | Path) -> Path:
+    """Return a path as a user names it, from the root; an unknown user's ``~name`` is a name."""
+    return from_root(Path(os.path.expanduser(path)))
+
+
 @contextlib.contextmanager
 def temporary_folder(beside: Path, name: str) -> Iterator[Path]:
     """Make a folder that is removed in the end, or by the next one where this process is killed."""

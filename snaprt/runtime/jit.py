@@ -31,7 +31,7 @@ from snaprt.compile.module import run_elsewhere
 from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.host.interruptions import raise_if_interrupted
-from snaprt.host.whole_files import from_root
+from snaprt.host.whole_files import named_path
 from snaprt.runtime import repro, resting
 from snaprt.runtime.events import is_followed, run_followed
 from snaprt.snapshot.recorder import flags
@@ -786,7 +786,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
     def __init__(self, when: str | None = None, folder: str | Path | None = None) -> None:
         self._conditions = None if when is None else parse_conditions(when)
-        self._folder = None if folder is None else from_root(Path(os.path.expanduser(folder)))
+        self._folder = None if folder is None else named_path(folder)
         # One for all calls of a decorated function: `first=2` is twice, not twice a call.
         self._plans: list[Plan] = []
         self._outer: list[Any] = []

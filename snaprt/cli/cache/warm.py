@@ -25,7 +25,7 @@ from snaprt.cli.run import command as run_command
 from snaprt.compile.ahead.collection import collection
 from snaprt.errors import UsageError
 from snaprt.host.interruptions import interrupted_at_once
-from snaprt.host.whole_files import writing
+from snaprt.host.whole_files import named_path, writing
 from snaprt.units import counted
 
 _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
@@ -67,7 +67,7 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
       snaprt cache warm programs --target cpu
     """
     with writing(f"write into {out}", elsewhere="choose another directory with --out"):
-        folder = Path(os.path.abspath(os.path.expanduser(out)))
+        folder = named_path(out)
         folder.mkdir(parents=True, exist_ok=True)
     os.environ["SNAPRT_COLLECT"] = str(folder)
     os.environ["SNAPRT_PREFETCH"] = "0"  # nothing that it would load is run
@@ -162,7 +162,7 @@ def warm(
     """
     jobs = _jobs(files, target)
     if folder is not None:
-        os.environ["SNAPRT_CACHE_DIR"] = os.path.abspath(os.path.expanduser(folder))
+        os.environ["SNAPRT_CACHE_DIR"] = str(named_path(folder))
     os.environ["SNAPRT_CACHE"] = "1"
     os.environ["SNAPRT_CACHE_MODE"] = "read-write"
     if processes is None:

@@ -370,14 +370,15 @@ def _check_environment() -> None:
     """
     for name, (path, kind) in settings.places_written().items():
         named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
-        os.environ[name] = str(from_root(path))  # the program may change its directory
+        absolute = from_root(path)
+        os.environ[name] = str(absolute)  # the program may change its directory
         if name == "SNAPRT_CACHE_DIR":  # one that cannot be used costs a warning, not the run
             continue
         if kind == "file":
-            obstacle = _obstacle_to_file(settings.for_rank(from_root(path)))
+            obstacle = _obstacle_to_file(settings.for_rank(absolute))
             hint = f"Name a file in an existing directory with {named_by}."
         else:
-            obstacle = _obstacle_to_folder(from_root(path))
+            obstacle = _obstacle_to_folder(absolute)
             hint = f"Name a directory with {named_by}; it is created if it does not exist."
         if obstacle:
             raise UsageError(f"cannot write to {path}: {obstacle}", hint=hint)

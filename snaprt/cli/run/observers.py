@@ -6,7 +6,6 @@ Does not import JAX before the program does.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from snaprt import settings
 from snaprt.cli import output
 from snaprt.errors import UsageError
 from snaprt.host import after_import
-from snaprt.host.whole_files import write_whole, writing
+from snaprt.host.whole_files import named_path, write_whole, writing
 
 if TYPE_CHECKING:
     from snaprt.explain.cuts import Collector, GraphBreakRow, GraphBreakRows
@@ -41,7 +40,7 @@ class RunExplained:
 
     def __init__(self, *, shown: bool, file: Path | None) -> None:
         self._shown = shown
-        self._file = None if file is None else Path(os.path.expanduser(file)).absolute()
+        self._file = None if file is None else named_path(file)
         self._rows: GraphBreakRows | None = None
         self._collector: Collector | None = None
         if self._file is not None and not self._file.parent.is_dir():

@@ -15,6 +15,7 @@ import torch
 
 from snaprt import metrics
 from snaprt.errors import UsageError
+from snaprt.host.whole_files import named_path
 from snaprt.runtime import profile
 from snaprt.torch.xla import placement
 
@@ -103,7 +104,7 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
     Examples:
         >>> xm.initialize_cache("compiled")  # before anything is compiled
     """
-    os.environ["SNAPRT_CACHE_DIR"] = os.path.abspath(os.path.expanduser(path))
+    os.environ["SNAPRT_CACHE_DIR"] = str(named_path(path))
     if readonly:
         os.environ["SNAPRT_CACHE_MODE"] = "read-only"
 
