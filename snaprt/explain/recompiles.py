@@ -64,17 +64,22 @@ class _Site:
     # In how many steps it has led to some. The reads of one line, as of a dict of metrics, are
     # programs of their own, which the next step has already.
     rounds: int = 0
-    step: int = -1
+    cuts: int = 0
+    cut: Cut | None = None  # the last one
     is_told: bool = False  # whether its number of rounds has been warned of
 
-    def add(self, outline: Outline, step: int) -> None:
+    def add(self, outline: Outline, cut: Cut) -> None:
         """Take note of a program."""
         self.programs += 1
         self.outlines = [*self.outlines[1 - _MOST_OUTLINES :], outline]
-        # Where no step has been marked, it cannot be told: only each fourth program counts.
-        if step != self.step or (step == 0 and self.programs % 4 == 0):
+        if cut is self.cut:
+            return
+        self.cuts += 1
+        # Where no step has been marked, it cannot be told: only each fourth cut counts.
+        is_next = self.cut is None or cut.step != self.cut.step
+        if is_next or (cut.step == 0 and self.cuts % 4 == 0):
             self.rounds += 1
-        self.step = step
+        self.cut = cut
 
     def operations(self) -> int:
         return sum(len(outline.names) for outline in self.outlines)
@@ -130,7 +135,7 @@ class _History(Subscriber):
             outline = outline_of(
                 program, compilation.promoted, is_watched=compilation.executable.is_watched
             )
-            site.add(outline, cut.step)
+            site.add(outline, cut)
             self._operations += site.operations()
             self._forget()
             listening = () if compilation.is_fallen else self._listening

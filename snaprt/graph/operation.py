@@ -28,7 +28,7 @@ class Evaluation:
     weight: int  # how many equations it is: see `jaxapi.extent`
     work: float  # its floating point operations, estimated
     nbytes: int  # of the results
-    symbol: int  # equal for one operation with results of the same abstract values
+    symbol: int  # equal for one operation with operands and results of the same abstract values
     runs_anywhere: bool  # whether any number of devices will do
     refusal: str | None  # why a graph cannot hold it
 
@@ -79,7 +79,7 @@ class Operation:
             weight,
             work,
             nbytes=0 if refusal else sum(r.size * r.dtype.itemsize for r in results),
-            symbol=0 if refusal else _symbols.setdefault((self, results), len(_symbols)),
+            symbol=0 if refusal else _symbols.setdefault((self, *avals, *results), len(_symbols)),
             runs_anywhere="exported" not in params
             and all(refusal or result.sharding.mesh.empty for result in results),
             refusal=refusal,

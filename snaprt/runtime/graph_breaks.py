@@ -126,6 +126,10 @@ BREAKS: Final[Mapping[str, Break]] = {
         "a new function of `jax.debug.callback`, or format of `jax.debug.print`, at each call",
         "define it outside of the loop, and pass what varies as an argument",
     ),
+    "static": Break(
+        "an operation with another Python number in each iteration, such as `x ** i` or `x[:i]`",
+        "pass the number as an array: x ** jnp.asarray(i)",
+    ),
     "compiled": Break(
         "a call of an executable from `jax.jit(f).lower(x).compile()`",
         "call the jax.jit function itself, which is recorded as one operation",

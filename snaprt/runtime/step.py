@@ -248,7 +248,7 @@ def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]
     """Tell of an operation that runs at once, before it does."""
     if trace.fullgraph and (cause != "device_put" or any(map(_is_pending, operands))):
         raise graph_break(cause, name)
-    if cause != "device_put":  # it may have effects of its own, after those
+    if cause not in ("device_put", "static"):  # it may have effects of its own, after those
         with trace.lock:
             _run_effects(trace, cause)
     for tell in listeners().at_once:
@@ -532,6 +532,7 @@ class _Progress:
     # The results that will never be there, and why.
     failed: dict[int, BaseException] = field(default_factory=dict)
     recording_time: float = 0.0  # nanoseconds that recording took for each operation that is run
+    cut: Cut | None = None  # that of its programs which are compiled, if nobody looks at cuts
 
     def fail(self, nodes: Iterable[Any], error: BaseException) -> None:
         """Take note that operations have failed; what needs their results fails with them."""
@@ -646,7 +647,8 @@ def _executable_for(
     is_watched = process_recorder().wants_flag(program.placement.devices)
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        at = cut or cut_here(cause, steps_ended(), len(program.nodes))
+        at = cut or progress.cut or cut_here(cause, steps_ended(), len(program.nodes))
+        progress.cut = at
         if not (constants and promoted):  # now that its constants are arguments, this is the last
             _fall_back_where_due(program, progress, callbacks, at)
         for tell in callbacks.compiling:

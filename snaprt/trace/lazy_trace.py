@@ -23,7 +23,7 @@ from snaprt.host.collector import collect_seldom
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
-from snaprt.trace.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes
+from snaprt.trace.pacing import ALONE, BY_INDICES, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.trace.recording import Recording, carry_over
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
@@ -208,6 +208,11 @@ class LazyTrace(jaxapi.Trace):
         except Exception as error:
             self._failed(self, error, jaxapi.BoundOperation(primitive, args, params))
             raise
+        if results == BY_INDICES:
+            by_indices = jaxapi.with_indices_as_operands(primitive, params)
+            assert by_indices is not None
+            with jaxapi.set_current_trace(self):
+                return by_indices(*args)
         if type(results) is str:
             return self._run_at_once(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started
@@ -240,6 +245,7 @@ class LazyTrace(jaxapi.Trace):
                 else:
                     self.begin(carry_over(self.recording, self.root, set(), {}, {}))
             recording = self.recording
+            before, nbytes = recording.point, recording.nbytes
             wires: list[Any] = []
             literals: list[Literal] = []
             for operand in operands:
@@ -257,6 +263,7 @@ class LazyTrace(jaxapi.Trace):
                     return self._fail(primitive, operands, params)
             point = self._next(recording.point, primitive, params, tuple(wires), operands)
             if isinstance(point, str):
+                recording.go_back(before, nbytes)
                 return point
             recording.point = point
             if point.effects:
@@ -338,6 +345,10 @@ class LazyTrace(jaxapi.Trace):
                 evaluation = what.evaluations[self.context, *avals] = evaluated
             if evaluation.refusal is not None:
                 return evaluation.refusal
+            if not self.fullgraph:
+                how = self.pacer.apart(evaluation, primitive, params)
+                if how is not None:
+                    return how
             placement = _placement_of_pending(operands, what, number)
             if placement is None:
                 placement = _placement(operands, what.named)

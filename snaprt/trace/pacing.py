@@ -7,6 +7,7 @@ the same programs again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from snaprt import jaxapi, settings
+from snaprt.graph.operation import Evaluation
 from snaprt.trace.trie import Point
 
 #: A call of a jitted function of the user's that has so many equations is a program of its own.
@@ -60,6 +62,17 @@ _MIN_ITERATIONS: Final = 4
 _MIN_LOOP: Final = 16
 _LOOP_LOOK: Final = 256
 
+#: Where so many programs that had to be compiled differed from known ones by what an operation does
+#: that is new (a static index, an exponent), that runs by itself from there on, as in eager JAX. It
+#: is new work for XLA in any case, but so is what stands around it in one program; that must have
+#: so many times the equations for it to pay.
+_MAX_DIFFERENT: Final = 2
+_MIN_SHARE: Final = 3
+
+#: A line that has taken so many slices of one shape, or others in an earlier program, takes them by
+#: indices that are operands: nothing runs by itself, so this costs nothing.
+_MAX_SLICES: Final = 4
+
 #: A thread that marks steps may have so much more than its largest step pending, and this at least.
 #: Before its first step, it may have so much more pending than between automatic steps.
 #: Before one that it is expected to mark, it may have more.
@@ -69,6 +82,10 @@ _MAX_FIRST: Final = 40_000
 
 #: Code that uses one of these names is expected to mark steps, PyTorch/XLA's names included.
 _MARK_STEPS: Final = frozenset({"mark_step", "optimizer_step", "sync", "MpDeviceLoader"})
+
+#: How an operation runs that is another one each time.
+AT_ONCE: Final = "static"
+BY_INDICES: Final = "indices"
 
 #: The causes of automatic cuts, as they are counted under ``cut::CAUSE``.
 ALONE: Final = "own_program"
@@ -107,6 +124,14 @@ class Pacer:
         self._alone = 0
         self._join_after = _JOIN_AFTER
         self._cuts: list[tuple[list[Point], int]] = []
+        # What is another operation again and again: where, and in how many programs; slices by what
+        # they result in; and how those run. Symbols that are not known are new to this recording.
+        self._different: Counter[_Variable] = Counter()
+        self._varying: set[_Variable] = set()
+        self._slices: dict[_Slices, set[int]] = {}
+        self._varying_slices: set[_Slices] = set()
+        self._apart: dict[int, str] = {}
+        self._known: set[int] = set()
 
     def look(self, point: Point) -> None:
         """Mark ``point``, which has just been made, if a recording is to be cut after it."""
@@ -141,6 +166,88 @@ class Pacer:
             jaxapi.equations_within(primitive, params) >= least
             and _identity(primitive, params) not in self._joined
         )
+
+    def apart(
+        self, evaluation: Evaluation, primitive: Any, params: Mapping[str, Any]
+    ) -> str | None:
+        """Return how an operation runs that is another one each time its line runs.
+
+        Returns:
+            `AT_ONCE`, `BY_INDICES`, or ``None`` where it is part of the graph as any other.
+        """
+        if evaluation.effects:  # they keep their order
+            return None
+        symbol = evaluation.symbol
+        # Under explicit axes, more must agree than the indices.
+        has_indices = (
+            evaluation.runs_anywhere
+            and jaxapi.with_indices_as_operands(primitive, params) is not None
+        )
+        may_run_at_once = bool(self._varying) and self.cuts_for_calls and is_asked_for()
+        if not (has_indices or may_run_at_once):
+            return None
+        if symbol in self._apart or symbol in self._known:
+            how = self._apart.get(symbol)
+            return how if how == BY_INDICES or may_run_at_once else None
+        variable = _variable(primitive, params, jaxapi.source_info())
+        if (
+            may_run_at_once
+            and variable in self._varying
+            and not self.stands_alone(primitive, params)
+            and not self._is_expected_to_mark()
+        ):
+            self._apart[symbol] = AT_ONCE
+            return AT_ONCE
+        if has_indices and self._varies_in_indices((variable, evaluation.results), symbol):
+            return BY_INDICES
+        return None
+
+    def _varies_in_indices(self, slices: _Slices, symbol: int) -> bool:
+        """Take note of a new slice; return whether its line takes others of that shape, too."""
+        if slices not in self._varying_slices:
+            symbols = self._slices.setdefault(slices, set())
+            symbols.add(symbol)
+            if len(symbols) <= _MAX_SLICES and symbols.isdisjoint(self._known):
+                return False
+            self._varying_slices.add(slices)
+            self._apart.update(dict.fromkeys(symbols, BY_INDICES))
+        self._apart[symbol] = BY_INDICES
+        return True
+
+    def _note_different(self, path: Sequence[Point]) -> None:
+        """Take note of what of a program, which has to be compiled, is new."""
+        new = [point for point in path if point.symbol not in self._known and not point.effects]
+        self._known.update([point.symbol for point in path])
+        if _is_small_share(new, path):
+            different = {_variable(point.primitive, point.params, point.source) for point in new}
+            self._different.update(different)
+            self._varying |= {v for v in different if self._different[v] >= _MAX_DIFFERENT}
+
+    def _part_from_loop(self, path: Sequence[Point], iterations: int) -> bool:
+        """Find a loop of which some operations differ in each iteration; say whether there is one.
+
+        They run at once from here on.
+        """
+        numbers: dict[Any, int] = {}
+        names = [(point.primitive, point.params.get("name")) for point in path]
+        kinds = [numbers.setdefault(name, len(numbers)) for name in names]
+        period = _period(kinds, min(_MIN_RUN, len(path) // 4))
+        iterations = max(iterations, _MIN_ITERATIONS)
+        if not (period and _repeats(kinds, period, iterations)):
+            return False
+        last = path[-iterations * period :]
+        rounds = [last[place::period] for place in range(period)]
+        varying = [
+            points
+            for points in rounds
+            if not points[-1].effects and len({p.symbol for p in points}) > iterations // 2
+        ]
+        new = [points[-1] for points in varying]
+        if not _is_small_share(new, path[-period:]):
+            return False
+        self._varying |= {_variable(point.primitive, point.params, point.source) for point in new}
+        self._apart |= {point.symbol: AT_ONCE for points in varying for point in points}
+        return True
 
     def begins(self, cause: str, point: Point, alive: int) -> bool:
         """Take note that a cut is due; return whether the thread's paths are to begin anew.
@@ -253,7 +360,10 @@ class Pacer:
                 sizes.append(place - begin)
                 weight, work, begin = point.weight, point.work, place
         sizes = _with_first(path, [*sizes, len(path) - begin])
-        alone = [self.stands_alone(point.primitive, point.params) for point in path]
+        alone = [
+            point.symbol in self._apart or self.stands_alone(point.primitive, point.params)
+            for point in path
+        ]
         ends = {path[place - 1].depth for place in accumulate(sizes[:-1])}
         return sorted(_around(path, alone) | ends)
 
@@ -282,6 +392,8 @@ class Pacer:
         """
         self._so_far += weight
         self._wait_until = 0
+        if path is not None:
+            self._note_different(path)
         if path is not None and self._joined:
             self._programs_joined += any(
                 _identity(point.primitive, point.params) in self._joined for point in path
@@ -293,7 +405,7 @@ class Pacer:
         if path is None or cause not in (SIZE, WORK, BYTES):
             self._history.clear()
         else:
-            self._history += [point.symbol for point in path]
+            self._history += [point.symbol for point in path if point.symbol not in self._apart]
             del self._history[:-_MAX_HISTORY]
 
     def step_marked(self) -> bool:
@@ -308,7 +420,18 @@ class Pacer:
         return marked
 
     def _ends_repetition(self, point: Point) -> bool:
-        return any(_ends_with(point, symbols) for symbols in self._ends.get(point.symbol, ()))
+        return any(self._ends_with(point, end) for end in self._ends.get(point.symbol, ()))
+
+    def _ends_with(self, point: Point, symbols: tuple[int, ...]) -> bool:
+        """Return whether the last operations are those of ``symbols``, the last one first."""
+        at: Point | None = point
+        for symbol in symbols:
+            while at is not None and (at.wires is None or at.symbol in self._apart):
+                at = at.before
+            if at is None or at.symbol != symbol:
+                return False
+            at = at.before
+        return True
 
     def _find_repetition(self, point: Point, iterations: int = 2) -> bool:
         """Look whether what was recorded last repeats; say whether it will soon end once more.
@@ -317,11 +440,14 @@ class Pacer:
             point: What was recorded last.
             iterations: How often it must have come in a row.
         """
-        path = point.operations()
-        symbols = self._history + [operation.symbol for operation in path]
+        path = [
+            operation for operation in point.operations() if operation.symbol not in self._apart
+        ]
+        symbols = self._history + [at.symbol for at in path]
         period = _period(symbols, min(_MIN_RUN, len(path) // 4))
         if not (period and _repeats(symbols, period, iterations)):
-            return False
+            is_parted = self._part_from_loop(path, iterations)
+            return is_parted and self._find_repetition(point, iterations)
         if 2 * period <= len(path):
             back = _narrowest(path, period)
             is_near = True
@@ -360,6 +486,23 @@ def _with_first(path: Sequence[Point], sizes: Sequence[int]) -> list[int]:
     if second < first and symbols[first - second : first] == symbols[first:]:
         return [first - second, second, *sizes[1:]]
     return list(sizes)
+
+
+#: Where an operation stands that may be another each time: the line, and its name.
+_Variable = tuple[Any, Any, Any]
+
+#: Slices of a line, with the abstract values of what they result in.
+_Slices = tuple[_Variable, tuple[Any, ...]]
+
+
+def _variable(primitive: Any, params: Mapping[str, Any], source: Any) -> _Variable:
+    place = jaxapi.users_place(jaxapi.frames_of_operation(source))
+    return place, primitive, params.get("name")
+
+
+def _is_small_share(new: Sequence[Point], path: Sequence[Point]) -> bool:
+    weight = sum(point.evaluation.weight for point in new)
+    return 0 < weight * _MIN_SHARE <= sum(point.evaluation.weight for point in path)
 
 
 def _identity(primitive: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -422,18 +565,6 @@ def _exceeded(point: Point, times: int = 1) -> str | None:
 
 def _is_worth_running(point: Point, weight: int, work: float) -> bool:
     return weight >= min(MIN_STEP, _limits().automatic) or work >= _MIN_WORK * _max_work()
-
-
-def _ends_with(point: Point, symbols: tuple[int, ...]) -> bool:
-    """Return whether the last operations are those of ``symbols``, the last one first."""
-    at: Point | None = point
-    for symbol in symbols:
-        while at is not None and at.wires is None:
-            at = at.before
-        if at is None or at.symbol != symbol:
-            return False
-        at = at.before
-    return True
 
 
 def _matches(symbols: Sequence[int]) -> list[int]:

@@ -105,6 +105,14 @@ class Recording:
             self.nbytes += kind.nbytes
         return wire
 
+    def go_back(self, point: Point, nbytes: int) -> None:
+        """Go back to a point after which only inputs were met, when they held ``nbytes``."""
+        for value in self.inputs[point.inputs :]:
+            del self.input_wires[id(value)]
+        del self.inputs[point.inputs :], self.handles[point.inputs :]
+        self.point = point
+        self.nbytes = nbytes
+
     def go_on(self, kinds: Sequence[InputKind]) -> None:
         """Go on to the point after new inputs of these kinds, which the caller has added."""
         if len(kinds) == 1:

@@ -154,7 +154,7 @@ class Point:
         weight: How many equations do, those inside of jitted functions and loops counted.
         work: How many floating point operations do, estimated.
         nbytes: How many bytes the results of these operations have.
-        symbol: Stands for the operation with the shapes of its results.
+        symbol: Stands for the operation with the shapes of its operands and results.
         evaluation: What is known of it on operands of these shapes.
         stop: Why a recording that goes on from here is to be cut first; mostly ``None``.
         alone: The calls, by the keys of `snaprt.trace.fast_path`, that cut a recording and begin a

@@ -79,7 +79,12 @@ CASES = [
     ),
     (lambda: X - 0.125, lambda: X - 0.25, "constant", r"changed: 0.125, then 0.25, at .*:\d+ in"),
     (lambda: closure(1.5), lambda: closure(2.5), "parameter", r"changed: 1.5, then 2.5, of sub"),
-    (lambda: X[0] + 13, lambda: X[1] + 13, "parameter", r"start_indices: \(0, 0\), then \(1, 0\)"),
+    (
+        lambda: jax.lax.integer_pow(X, 5),
+        lambda: jax.lax.integer_pow(X, 6),
+        "parameter",
+        r"integer_pow has a different y: 5, then 6",
+    ),
     (lambda: looped(4), lambda: looped(6), "parameter", r"scan has a different length: 4, then 6"),
     (
         lambda: jnp.ones(21) + X[0, 0],

@@ -169,6 +169,115 @@ def eager_training(rounds, layers=3):
     return losses
 
 
+TABLE = jnp.sin(jnp.arange(60 * 8.0)).reshape(60, 8)
+
+
+def fitted(weights, x):
+    """Return weights after a step of gradient descent, and the loss; some 50 operations."""
+
+    def loss_of(weights):
+        hidden = jax.nn.softmax(jnp.tanh(x @ weights[0]))
+        return jnp.mean((hidden @ weights[1] - jnp.sin(x)) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], loss
+
+
+def fit(vary, read_every, rounds=50):
+    weights, losses = [jnp.ones((8, 32)) / 9, TABLE[:32] / 7], []
+    for i in range(rounds):
+        weights, loss = fitted(weights, vary(i))
+        losses.append(loss)
+        if i % read_every == 0:
+            float(loss)
+    return [*map(np.asarray, weights), *map(float, losses)]
+
+
+def of_two_parts(i):
+    return jnp.concatenate([TABLE[i:], TABLE[:i]])
+
+
+@pytest.mark.parametrize("read_every", [1, 1000])
+@pytest.mark.parametrize(
+    ("vary", "differing"),
+    [
+        (lambda i: TABLE[i], 0),
+        (lambda i: TABLE[i : i + 4], 0),
+        (lambda i: jax.grad(lambda x: (x[i] ** 2).sum())(TABLE), 0),
+        (lambda i: jnp.roll(TABLE, i, 0), 1),
+        (lambda i: TABLE ** (i + 2), 1),
+        (lambda i: TABLE[: i + 1].sum() + TABLE, 2),
+        (of_two_parts, 3),
+    ],
+    ids=["index", "slice", "gradient", "roll", "power", "growing", "parts"],
+)
+def test_what_differs_in_each_iteration_makes_no_new_program_of_the_rest(
+    vary, differing, read_every, caplog
+):
+    expected = fit(vary, read_every)
+    with counting() as counts:
+        values = in_new_thread(lambda: fit(vary, read_every))
+    for value, wanted in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=1e-5)
+    # Programs of some iterations; and what differs in those after which that is known.
+    assert counts.compiled <= 14 + 16 * differing * (read_every > 1)
+    assert "has caused" not in caplog.text
+
+
+def test_slices_at_other_places_make_no_new_programs_of_a_thread_that_marks_steps():
+    def train():
+        weights = [jnp.ones((8, 32)) / 9, TABLE[:32] / 7]
+        snaprt.mark_step()
+        for i in range(12):
+            weights, _ = fitted(weights, TABLE[i])
+            snaprt.mark_step()
+        return np.asarray(weights[0])
+
+    with counting() as counts:
+        in_new_thread(train)
+    assert counts.graphs == 13
+    assert counts.compiled <= 3
+
+
+def test_what_differs_in_each_step_is_part_of_it_where_a_thread_marks_steps():
+    def train():
+        weights = [jnp.ones((8, 32)) / 9, TABLE[:32] / 7]
+        snaprt.mark_step()
+        for i in range(6):
+            weights, _ = fitted(weights, jnp.roll(TABLE, i, 0))
+            snaprt.mark_step()
+
+    with counting() as counts:
+        in_new_thread(train)
+    assert counts.graphs == 7
+    assert cuts("repeats") == 0
+
+
+def test_equal_slices_of_layers_stay_in_one_program():
+    stacked = jnp.ones((12, 8, 8)) / 9
+
+    def train():
+        weights, x = stacked, TABLE[:4]
+        for _ in range(5):
+
+            def loss_of(weights):
+                hidden = x
+                for layer in range(12):
+                    hidden = jnp.tanh(hidden @ weights[layer])
+                return hidden.sum()
+
+            loss, gradients = jax.value_and_grad(loss_of)(weights)
+            weights = weights - 0.1 * gradients
+            float(loss)
+        return np.asarray(weights)
+
+    expected = train()
+    with counting() as counts:
+        values = in_new_thread(train)
+    np.testing.assert_allclose(values, expected, rtol=1e-4)
+    assert counts.compiled <= 4
+
+
 def test_a_training_loop_written_without_jit_is_cut_where_its_rounds_end():
     with counting() as counts:
         first = in_new_thread(lambda: [float(x) for x in eager_training(40)])

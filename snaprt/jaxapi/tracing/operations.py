@@ -235,6 +235,57 @@ def has_own_implementation(primitive: Any) -> bool:
     return getattr(implementation, "func", None) is not _dispatch.apply_primitive
 
 
+def with_indices_as_operands(
+    primitive: Any, params: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """Return a function that does what an operation does, but takes its indices as operands.
+
+    So does eager JAX with static slices, to compile one program for all. ``None`` where an
+    operation has no such indices.
+    """
+    of_params = _WITH_INDICES.get(primitive)
+    return None if of_params is None else of_params(params)
+
+
+def _slice_by_operands(params: Mapping[str, Any]) -> Callable[..., Any] | None:
+    starts, limits = params["start_indices"], params["limit_indices"]
+    if params["strides"] is not None or not _fit_32_bits(limits):
+        return None
+    sizes = tuple([limit - start for start, limit in zip(starts, limits, strict=True)])
+
+    def run(x: Any) -> Any:
+        return jax.lax.dynamic_slice_p.bind(x, *map(np.int32, starts), slice_sizes=sizes)
+
+    return run
+
+
+def _pad_by_operands(params: Mapping[str, Any]) -> Callable[..., Any] | None:
+    if not params["padding_config"]:
+        return None
+    before, after, between = zip(*params["padding_config"], strict=True)
+    if any(between) or min(*before, *after) < 0 or not _fit_32_bits(before):
+        return None
+
+    def run(x: Any, value: Any) -> Any:
+        shape = tuple([sum(sizes) for sizes in zip(before, x.shape, after, strict=True)])
+        padding = jax.lax.broadcast_in_dim_p.bind(
+            value, shape=shape, broadcast_dimensions=(), sharding=None
+        )
+        return jax.lax.dynamic_update_slice_p.bind(padding, x, *map(np.int32, before))
+
+    return run
+
+
+def _fit_32_bits(indices: Sequence[int]) -> bool:
+    return all(index <= np.iinfo(np.int32).max for index in indices)
+
+
+_WITH_INDICES: Mapping[Any, Callable[[Mapping[str, Any]], Callable[..., Any] | None]] = {
+    jax.lax.pad_p: _pad_by_operands,
+    jax.lax.slice_p: _slice_by_operands,
+}
+
+
 def refuse_if_lowering_refuses(
     primitive: Any, avals: Sequence[Any], params: Mapping[str, Any]
 ) -> None:
