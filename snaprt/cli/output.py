@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -23,7 +24,7 @@ from rich.text import Text
 
 from snaprt.errors import UsageError
 from snaprt.host import interruptions
-from snaprt.host.whole_files import named_path
+from snaprt.host.whole_files import named_path, writing
 from snaprt.units import MOST_SECONDS
 
 EXIT_OK: Final = 0
@@ -112,18 +113,72 @@ def writable(folder: Path, option: str) -> Path:
         UsageError: It cannot be written to.
     """
     folder = named_path(folder)
-    hint = f"Name a directory with {option}; it is created if it does not exist."
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {folder}: not a directory", hint=hint)
-    try:
+    refuse_unwritable(folder, "folder", option)
+    with writing(f"write to {folder}", f"name another directory with {option}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror or error}", hint=hint
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write to {folder}: permission denied", hint=hint)
     return folder
+
+
+def refuse_unwritable(path: Path, kind: str, named_by: str) -> None:
+    """Refuse a path that cannot be written, before a run that may take hours; nothing is made.
+
+    Args:
+        path: From the root.
+        kind: ``file`` or ``folder``.
+        named_by: The option or variable that names it.
+
+    Raises:
+        UsageError: It cannot be written to.
+    """
+    obstacle, hint = _OBSTACLES[kind]
+    reason = obstacle(path)
+    if reason:
+        raise UsageError(f"cannot write to {path}: {reason}", hint=hint.format(named_by))
+
+
+def _obstacle_to_file(path: Path) -> str:
+    """Return why a file cannot be written; empty where nothing speaks against it."""
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return "it is a directory"
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            return f"no directory {path.parent}"
+    except NotADirectoryError:
+        return f"no directory {path.parent}"
+    except OSError as error:
+        return error.strerror or str(error)
+    # Some files are written in place, and others replaced.
+    return "" if os.access(path, os.W_OK) else _obstacle_to_entry(path.parent)
+
+
+def _obstacle_to_folder(path: Path) -> str:
+    """Return why a folder cannot be made or written into; empty where nothing speaks against it."""
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            return "not a directory"
+    except FileNotFoundError:
+        if path.is_symlink():
+            return "a symbolic link that leads nowhere"
+        path = next(parent for parent in path.parents if parent.exists())
+    except OSError as error:
+        return error.strerror or str(error)
+    return _obstacle_to_entry(path)
+
+
+def _obstacle_to_entry(folder: Path) -> str:
+    is_writable = os.access(folder, os.W_OK | os.X_OK)
+    return "" if is_writable else f"the directory {folder} is not writable"
+
+
+#: For each kind of path: what speaks against it, and what to do.
+_OBSTACLES: Final = {
+    "file": (_obstacle_to_file, "Name a file in an existing directory with {}."),
+    "folder": (
+        _obstacle_to_folder,
+        "Name a directory with {}; it is created if it does not exist.",
+    ),
+}
 
 
 def emit_json(schema: str, data: Mapping[str, Any], version: int = 1) -> None:

@@ -15,7 +15,6 @@ import io
 import itertools
 import os
 import pkgutil
-import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -374,49 +373,8 @@ def _check_environment() -> None:
         os.environ[name] = str(absolute)  # the program may change its directory
         if name == "SNAPRT_CACHE_DIR":  # one that cannot be used costs a warning, not the run
             continue
-        if kind == "file":
-            obstacle = _obstacle_to_file(settings.for_rank(absolute))
-            hint = f"Name a file in an existing directory with {named_by}."
-        else:
-            obstacle = _obstacle_to_folder(absolute)
-            hint = f"Name a directory with {named_by}; it is created if it does not exist."
-        if obstacle:
-            raise UsageError(f"cannot write to {path}: {obstacle}", hint=hint)
-
-
-def _obstacle_to_file(path: Path) -> str:
-    """Return why a file cannot be written; empty where nothing speaks against it."""
-    try:
-        if stat.S_ISDIR(os.stat(path).st_mode):
-            return "it is a directory"
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            return f"no directory {path.parent}"
-    except NotADirectoryError:
-        return f"no directory {path.parent}"
-    except OSError as error:
-        return error.strerror or str(error)
-    # Some files are written in place, and others replaced.
-    return "" if os.access(path, os.W_OK) else _obstacle_to_entry(path.parent)
-
-
-def _obstacle_to_folder(path: Path) -> str:
-    """Return why a folder cannot be made or written into; empty where nothing speaks against it."""
-    try:
-        if not stat.S_ISDIR(os.stat(path).st_mode):
-            return "not a directory"
-    except FileNotFoundError:
-        if path.is_symlink():
-            return "a symbolic link that leads nowhere"
-        path = next(parent for parent in path.parents if parent.exists())
-    except OSError as error:
-        return error.strerror or str(error)
-    return _obstacle_to_entry(path)
-
-
-def _obstacle_to_entry(folder: Path) -> str:
-    is_writable = os.access(folder, os.W_OK | os.X_OK)
-    return "" if is_writable else f"the directory {folder} is not writable"
+        written = settings.for_rank(absolute) if kind == "file" else absolute
+        output.refuse_unwritable(written, kind, named_by)
 
 
 def _hider_of_own_frames() -> Callable[[], None]:

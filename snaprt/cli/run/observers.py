@@ -43,11 +43,8 @@ class RunExplained:
         self._file = None if file is None else named_path(file)
         self._rows: GraphBreakRows | None = None
         self._collector: Collector | None = None
-        if self._file is not None and not self._file.parent.is_dir():
-            raise UsageError(
-                f"cannot write {file}: no directory {self._file.parent}",
-                hint="Name a file in an existing directory with --explain-json.",
-            )
+        if self._file is not None:
+            output.refuse_unwritable(self._file, "file", "--explain-json")
         if shown or file is not None:
             after_import.call_after_import("jax", self._begin)
 
