@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import unicodedata
+from collections.abc import Sequence
 from typing import Final
 
 NAME_LENGTH: Final = 120
@@ -56,6 +57,11 @@ def name(text: str, length: int = NAME_LENGTH) -> str:
         half = (length - 1) // 2
         text = f"{text[:half]}…{text[-half:]}"
     return visible(text)
+
+
+def array_type(dtype: str, shape: Sequence[int]) -> str:
+    """Return an array's type as it may be shown: ``float32[3,2]``."""
+    return f"{name(dtype)}[{','.join(map(str, shape))}]"
 
 
 def cut(text: str, length: int) -> str:

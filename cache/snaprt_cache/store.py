@@ -145,9 +145,7 @@ class Cache:
                 "a shared cache needs a key to sign its entries",
                 hint="Set SNAPRT_CACHE_KEY_FILE to the same key file for all users.",
             )
-        folder = default_path() if path is None else Path(path)
-        with contextlib.suppress(RuntimeError):  # no home directory: "~" is then a name like others
-            folder = folder.expanduser()
+        folder = os.path.expanduser(default_path() if path is None else path)
         signing = Signing(signing_key, required=shared)
         cache = cls(
             Path(os.path.abspath(folder)), on_event, max_bytes, mode_called(mode), signing, tier

@@ -24,11 +24,6 @@ _STYLES: dict[Verdict, str] = {IDENTICAL: "green", WITHIN_TOLERANCE: "yellow", M
 _NOTHING = "-"
 
 
-def type_text(dtype: str, shape: Sequence[int]) -> str:
-    """Return a type as in ``float32[3,2]``."""
-    return f"{shown.name(dtype)}[{','.join(map(str, shape))}]"
-
-
 def number_text(value: float | int | None) -> str:
     """Return a number in few characters; "-" for None."""
     if value is None:
@@ -82,7 +77,7 @@ def _comparison_row(output: OutputComparison) -> list[str | Text]:
     is_exact = output.max_ulp is None
     return [
         shown.lines(output.name),
-        type_text(output.dtype, output.shape),
+        shown.array_type(output.dtype, output.shape),
         verdict_text(output.verdict),
         _share_text(output),
         _NOTHING if is_exact else number_text(output.max_ulp),
@@ -154,7 +149,7 @@ def statistics_table(statistics: Sequence[ArrayStatistics]) -> FittedTable:
 def _statistics_row(array: ArrayStatistics) -> list[str]:
     return [
         shown.lines(array.name),
-        type_text(array.dtype, array.shape),
+        shown.array_type(array.dtype, array.shape),
         format_size(array.nbytes),
         number_text(array.minimum),
         number_text(array.maximum),

@@ -91,7 +91,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
                 left_with(error)
 
     def _recreate_cm(self) -> lazy:
-        return lazy(fullgraph=self._fullgraph, steady=self._steady)
+        return type(self)(fullgraph=self._fullgraph, steady=self._steady)
 
 
 def enable() -> None:

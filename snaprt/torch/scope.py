@@ -30,9 +30,6 @@ class lazy(_lazy):  # noqa: N801 - reads as a function, used as a scope and a de
         set_up()
         super().__enter__()
 
-    def _recreate_cm(self) -> lazy:
-        return lazy(fullgraph=self._fullgraph)
-
 
 def device() -> torch.device:
     """Return the device of tensors whose values are JAX arrays, for ``tensor.to(device)``.

@@ -227,7 +227,7 @@ class LazyTrace(jaxapi.Trace):
         cause = _must_run_at_once(primitive, args, params)
         if cause is not None:
             return cause
-        if primitive.name in _DEBUG_CALLBACKS and self._makes_callbacks(primitive, params):
+        if primitive.name in jaxapi.DEBUG_CALLBACKS and self._makes_callbacks(primitive, params):
             return "callback"
         operands: list[Any] = []
         for arg in args:
@@ -464,8 +464,7 @@ _AT_ONCE: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 
 _LAYOUTS = ("in_layouts", "out_layouts")
 
-#: Callbacks that eager JAX just calls, and how many new ones of a line graphs hold.
-_DEBUG_CALLBACKS = frozenset({"debug_callback", "debug_print"})
+#: How many new debug callbacks of a line graphs hold.
 _MAX_CALLBACKS = 16
 
 

@@ -13,7 +13,6 @@ from snaprt_replay.report import model, saved, text
 from snaprt_replay.report.surroundings import source_excerpts
 
 from snaprt import shown
-from snaprt.cli.tables import type_text
 from snaprt.errors import UsageError
 
 SAVED = Path(__file__).parents[1] / "support" / "saved"
@@ -174,4 +173,4 @@ def test_a_report_from_elsewhere_does_not_command_a_terminal():
         comparison=dataclasses.replace(report.comparison, outputs=(output,)),
     )
     assert "\x1b" not in "\n".join(text.lines(hostile))
-    assert "\x1b" not in type_text(output.dtype, output.shape)
+    assert "\x1b" not in shown.array_type(output.dtype, output.shape)

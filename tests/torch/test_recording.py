@@ -13,6 +13,7 @@ from torch import nn
 import snaprt
 import snaprt.torch
 from snaprt.cli.main import main
+from snaprt.runtime.step import thread_trace
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.recorder.record import process_recorder
 
@@ -113,6 +114,7 @@ import sys
 
 sys.modules["torch"] = sys.modules["torchax"] = None  # importing them fails
 from snaprt.cli.main import main
+from snaprt.runtime.step import thread_trace
 
 sys.exit(main(["replay", sys.argv[1]]))
 """
@@ -218,3 +220,11 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert compiled > 0
     assert (hits, missed_again, compiled_again) == (missed, 0, 0)
     assert warm == cold
+
+
+def test_a_decorated_function_runs_as_its_scope_was_asked_to():
+    @snaprt.torch.lazy(steady=True, fullgraph=True)
+    def asked() -> tuple[bool, bool]:
+        return thread_trace().steady, thread_trace().fullgraph
+
+    assert asked() == (True, True)

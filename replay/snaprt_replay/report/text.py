@@ -188,7 +188,7 @@ def worst_words(report: Report) -> str:
 
 
 def _output_lines(output: OutputComparison, grid: ErrorGrid | None) -> Iterator[str]:
-    kind = f"{shown.name(output.dtype)}[{','.join(map(str, output.shape))}]"
+    kind = shown.array_type(output.dtype, output.shape)
     yield f"{shown.name(output.name)} {kind}: {output.verdict}"
     yield f"  {shown.sentence(output.reason)}"
     if len(output.ulp_octaves) > 1:

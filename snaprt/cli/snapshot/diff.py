@@ -76,7 +76,7 @@ def _array_line(array: ArrayDifference) -> str:
     if array.reason or array.comparison is None:
         return f"{start}: {array.reason}"
     values = array.comparison
-    kind = tables.type_text(values.dtype, values.shape)
+    kind = shown.array_type(values.dtype, values.shape)
     return (
         f"{start} {kind}: {values.differing} of {values.elements} elements differ, by at most "
         f"{tables.number_text(values.max_abs_error)}"

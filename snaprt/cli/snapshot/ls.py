@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, NoReturn
 import click
 
 from snaprt import shown
-from snaprt.cli import output, progress, tables
+from snaprt.cli import output, progress
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.snapshot import ranks
 from snaprt.errors import SnaprtError, SnapshotError, UsageError
@@ -192,7 +192,7 @@ def _listed(path: Path, manifest: schema.Manifest, file_bytes: int) -> _Listed:
         path,
         file_bytes,
         ranks.ToldExecution.of(manifest.execution),
-        tuple([tables.type_text(array.dtype, array.shape) for array in arrays]),
+        tuple([shown.array_type(array.dtype, array.shape) for array in arrays]),
         {array.member: array.stored_bytes for array in arrays if array.in_store},
     )
 

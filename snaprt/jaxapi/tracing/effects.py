@@ -12,6 +12,7 @@ from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src import error_check as _error_check
 
+from snaprt.jaxapi.tracing.operations import ORDERABLE_CALLBACKS
 from snaprt.jaxapi.tracing.traces import current_trace_setting, evaluating, once
 
 
@@ -35,12 +36,9 @@ def closes_over_references(params: Mapping[str, Any]) -> bool:
     return any(isinstance(constant, _core.Ref) for constant in constants)
 
 
-_CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback"})
-
-
 def can_be_ordered(primitive: Any, params: Mapping[str, Any]) -> bool:
     """Return whether an operation is a callback that XLA may run before or after others like it."""
-    return primitive.name in _CALLBACKS and not params.get("partitioned")
+    return primitive.name in ORDERABLE_CALLBACKS and not params.get("partitioned")
 
 
 def ordered(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,10 +145,14 @@ def extent(
     return equations, work
 
 
+#: Callbacks whose results nobody reads: eager JAX just calls them.
+DEBUG_CALLBACKS: Final = frozenset({"debug_callback", "debug_print"})
+ORDERABLE_CALLBACKS: Final = DEBUG_CALLBACKS | {"io_callback"}
+
 #: What XLA takes as long for as for so many simple operations; for callbacks, if there are many.
 _LOWERED_TO = {
     **dict.fromkeys(("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100),
-    **dict.fromkeys(("debug_callback", "debug_print", "io_callback", "pure_callback"), 50),
+    **dict.fromkeys((*ORDERABLE_CALLBACKS, "pure_callback"), 50),
 }
 
 _extents: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDictionary()
