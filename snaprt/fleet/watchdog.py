@@ -30,13 +30,12 @@ from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_numb
 from snaprt.fleet.hang import SCHEMA, VERSION
 from snaprt.graph.program import Program
 from snaprt.host import stacks
-from snaprt.host.whole_files import remedy_sentence
+from snaprt.host.whole_files import from_root, remedy_sentence
 from snaprt.processes import ProcessPlace, place_in_job
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
 from snaprt.runtime.jit import follow_process
 from snaprt.snapshot.format.write import RECORD_ELSEWHERE
-from snaprt.snapshot.recorder.flags import dump_folder_of
-from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER
+from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER, recording_folder
 from snaprt.snapshot.recorder.progress import Progress, Running, watch_progress
 from snaprt.snapshot.recorder.ranks.states import claim_rank, keep_state
 from snaprt.snapshot.recorder.writer import afresh_in_children
@@ -58,7 +57,7 @@ def watch() -> None:
     """
     global _watchdog
     limit: float | None = settings.get("SNAPRT_WATCHDOG")
-    folder = _folder()
+    folder = recording_folder() or from_root(Path(DEFAULT_FOLDER))
     with _starting:
         if limit is None or _watchdog is not None or not claim_rank():
             return
@@ -70,13 +69,6 @@ def watch() -> None:
 
 _watchdog: Watchdog | None = None
 _starting = threading.Lock()
-
-
-def _folder() -> Path:
-    """Return the folder of the recording."""
-    chosen: Path | None = settings.get("SNAPRT_DUMP_DIR")
-    folder = chosen or dump_folder_of(os.environ.get("XLA_FLAGS", "")) or Path(DEFAULT_FOLDER)
-    return folder.absolute()
 
 
 class Watchdog:

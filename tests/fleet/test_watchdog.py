@@ -301,15 +301,32 @@ stuck_step(1.0).block_until_ready()
 """
 
 
-def test_one_process_alone_is_watched_too_and_writes_no_state(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("folder", "variables"),
+    [
+        ("snaprt-dump", {}),
+        (
+            "dump",
+            {
+                "XLA_FLAGS": "--xla_dump_to=dump",
+                "NEURON_FRAMEWORK_DEBUG": "1",
+                "NEURON_DUMP_HLO_SNAPSHOT": "ON_NRT_ERROR",
+            },
+        ),
+    ],
+    ids=["by default", "by the names of Neuron"],
+)
+def test_one_process_alone_is_watched_too_and_writes_no_state(
+    tmp_path: Path, folder: str, variables: dict[str, str]
+):
     script = tmp_path / "train.py"
     script.write_text(PLAIN_HANG)
     process = start_program(
-        (*SNAPRT, "run", "--watchdog", "2s", "--", str(script)), folder=tmp_path
+        (*SNAPRT, "run", "--watchdog", "2s", "--", str(script)), folder=tmp_path, **variables
     )
     try:
         hang = wait_for_hang(
-            tmp_path / "snaprt-dump",
+            tmp_path / folder,
             process,
             lambda dumps: dumps and dumps[0]["waits_for"] is not None,
         )
@@ -317,8 +334,8 @@ def test_one_process_alone_is_watched_too_and_writes_no_state(tmp_path: Path):
         process.kill()
         process.communicate()
     assert report(hang)["headline"].startswith("rank 0 waits at execution 0 in stuck_step")
-    assert not (tmp_path / "snaprt-dump" / "ranks").exists()
-    assert not list((tmp_path / "snaprt-dump").glob("*.snap"))
+    assert not (tmp_path / folder / "ranks").exists()
+    assert not list((tmp_path / folder).glob("*.snap"))
 
 
 CANNOT_WRITE = """

@@ -162,9 +162,7 @@ def _read_plan(directory: Path | None = None, otherwise: tuple[Condition, ...] =
         directory: The directory, whatever the environment says.
         otherwise: The conditions where the environment has none.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    chosen: Path | None = settings.get("SNAPRT_DUMP_DIR")
-    folder = dump_folder_of(flags) if chosen is None else from_root(chosen)
+    folder = recording_folder()
     text: str | None = settings.get("SNAPRT_RECORD")
     keep_last: int = settings.get("SNAPRT_RECORD_KEEP_LAST")
     hold: Hold = settings.get("SNAPRT_RECORD_HOLD")
@@ -172,7 +170,6 @@ def _read_plan(directory: Path | None = None, otherwise: tuple[Condition, ...] =
     conditions = parse_conditions(text or "")
     neuron = _neuron_conditions()
     if neuron:
-        folder = folder or folder_of(flags)
         mode: str = settings.get("NEURON_DUMP_HLO_SNAPSHOT")
         if mode in _NEURON_HOLDS:
             # The guide: "snapshots will be automatically produced and execution terminated".
@@ -192,6 +189,18 @@ def _read_plan(directory: Path | None = None, otherwise: tuple[Condition, ...] =
         hold=hold,
         stops=stops,
     )
+
+
+def recording_folder() -> Path | None:
+    """Return the folder of the recording that the environment names, if it does.
+
+    Raises:
+        UsageError: XLA_FLAGS asks for snapshots in what is no folder.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    chosen: Path | None = settings.get("SNAPRT_DUMP_DIR")
+    folder = dump_folder_of(flags) if chosen is None else from_root(chosen)
+    return folder or (folder_of(flags) if _neuron_conditions() else None)
 
 
 def plan_with(conditions: tuple[Condition, ...] | None, folder: Path | None) -> Plan:
