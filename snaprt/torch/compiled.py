@@ -28,6 +28,7 @@ from snaprt.torch.structure import (
     Structure,
     are_the_same,
     argument_names,
+    first_that,
     flatten,
     unflatten,
     values_of,
@@ -150,17 +151,14 @@ class _Compiled:
 
     def _state(self, variables: Variables) -> _State | None:
         """Return the state of the modules and optimizers; None if it is not known yet."""
-        states = self._states
-        for index, state in enumerate(states):
-            if (
+        return first_that(
+            self._states,
+            lambda state: (
                 are_the_same(variables.modules, state.modules)
                 and are_the_same(variables.optimizers, state.optimizers)
                 and state.holds()
-            ):
-                if index:
-                    states.insert(0, states.pop(index))
-                return state
-        return None
+            ),
+        )
 
 
 _MAX_STATES: Final = 16

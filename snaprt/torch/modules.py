@@ -14,7 +14,7 @@ import torch
 from snaprt.errors import UsageError
 from snaprt.torch import functions, traced
 from snaprt.torch.setup import set_up
-from snaprt.torch.structure import are_the_same, flatten, unflatten, values_of
+from snaprt.torch.structure import are_the_same, first_that, flatten, unflatten, values_of
 from snaprt.torch.tensors import ConstantError, Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Attribute, Place, State, Traced, arguments_of, autocast_type
 from snaprt.torch.variables import Place as Variable
@@ -324,15 +324,13 @@ class Calls:
             )
 
     def _snapshot(self, modules: Sequence[torch.nn.Module]) -> Snapshot:
-        snapshots = self._snapshots
-        for index, snapshot in enumerate(snapshots):
-            if are_the_same(modules, snapshot.modules) and snapshot.holds():
-                if index:
-                    snapshots.insert(0, snapshots.pop(index))
-                return snapshot
-        snapshots.insert(0, Snapshot(modules, self._read))
-        del snapshots[_MAX_SNAPSHOTS:]
-        return snapshots[0]
+        snapshot = first_that(
+            self._snapshots, lambda each: are_the_same(modules, each.modules) and each.holds()
+        )
+        if snapshot is None:
+            snapshot = Snapshot(modules, self._read)
+            self._snapshots[:] = [snapshot, *self._snapshots[: _MAX_SNAPSHOTS - 1]]
+        return snapshot
 
 
 def _with_variables(

@@ -10,13 +10,15 @@ import inspect
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import overrides
 from torch.utils import _pytree as pytree
 
 from snaprt.errors import UsageError
+
+_T = TypeVar("_T")
 
 Structure = Any
 """What is left of a value without its tensors: nested tuples, hashable, compared by value."""
@@ -247,6 +249,16 @@ def unflatten(structure: Structure, tensors: Iterator[Any]) -> Any:
 def values_of(dictionaries: Iterable[dict[Any, Any]]) -> Iterator[Any]:
     """Yield the values of dictionaries, one after the other."""
     return itertools.chain.from_iterable(map(dict.values, dictionaries))
+
+
+def first_that(known: list[_T], is_it: Callable[[_T], bool]) -> _T | None:
+    """Return the first that is it, and put it at the front: the next one asked for is the same."""
+    for index, each in enumerate(known):
+        if is_it(each):
+            if index:
+                known.insert(0, known.pop(index))
+            return each
+    return None
 
 
 def are_the_same(now: Sequence[Any], then: Sequence[Any]) -> bool:

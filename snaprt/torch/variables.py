@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from snaprt.errors import UsageError
-from snaprt.torch.structure import Static, Structure, are_the_same, statics_in
+from snaprt.torch.structure import Static, Structure, are_the_same, first_that, statics_in
 from snaprt.torch.tensors import Tensor, has_tracer, plainly
 
 _log = logging.getLogger("snaprt.torch")
@@ -106,16 +106,14 @@ class VariablesOf:
         Args:
             structure: The structure of the arguments.
         """
-        known = self._known
         args = [*statics_in(structure)]
-        for index, variables in enumerate(known):
-            if are_the_same(args, variables.args) and variables.hold():
-                if index:
-                    known.insert(0, known.pop(index))
-                return variables
-        known.insert(0, Variables(self._function, args, is_watched=self._is_watched))
-        del known[_MAX_KNOWN:]
-        return known[0]
+        variables = first_that(
+            self._known, lambda each: are_the_same(args, each.args) and each.hold()
+        )
+        if variables is None:
+            variables = Variables(self._function, args, is_watched=self._is_watched)
+            self._known[:] = [variables, *self._known[: _MAX_KNOWN - 1]]
+        return variables
 
 
 #: They keep the objects among the arguments alive.
