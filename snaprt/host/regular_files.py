@@ -21,11 +21,18 @@ def open_file(path: str | Path) -> BinaryIO:
     return open(path, "rb")
 
 
-def read_file(path: str | Path) -> bytes:
+def read_file(path: str | Path, most: int = -1) -> bytes:
     """Return the bytes of a file.
 
+    Args:
+        path: The file.
+        most: How many bytes it may have, if there is a limit.
+
     Raises:
-        OSError: As `open_file`.
+        OSError: As `open_file`, or it has more.
     """
     with open_file(path) as file:
-        return file.read()
+        content = file.read(most + 1 if most >= 0 else -1)
+    if 0 <= most < len(content):
+        raise OSError(errno.EFBIG, "it is too large")
+    return content

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from snaprt import settings
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.host.regular_files import open_file
+from snaprt.host.regular_files import read_file
 from snaprt.host.whole_files import write_whole, writing
 from snaprt.metrics import report as _report
 from snaprt.metrics.report import (
@@ -458,9 +458,7 @@ def load(path: str | Path) -> Metrics:
         True
     """
     try:
-        with open_file(path) as file:
-            text = file.read(_LARGEST_BYTES + 1)
-        content = json.loads(text) if len(text) <= _LARGEST_BYTES else None
+        content = json.loads(read_file(path, _LARGEST_BYTES))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror or error}",

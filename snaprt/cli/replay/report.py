@@ -21,7 +21,7 @@ from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang import Conclusion, conclude, is_hang, read_dumps
 from snaprt.host.interruptions import interrupted_at_once
-from snaprt.host.regular_files import open_file
+from snaprt.host.regular_files import open_file, read_file
 from snaprt.host.whole_files import writing
 from snaprt.snapshot.recorder.ranks.states import read_states
 from snaprt.units import format_duration
@@ -230,11 +230,7 @@ def _is_json(path: Path) -> bool:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        with open_file(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise UsageError(f"{path} is too large to be a saved snaprt result", hint=_PASS)
-        plain = json.loads(content)
+        plain = json.loads(read_file(path, _MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
         raise UsageError(f"{path} cannot be read: {reason}", hint=_PASS) from error

@@ -20,7 +20,7 @@ import msgspec
 
 from snaprt.errors import UsageError
 from snaprt.host import stacks
-from snaprt.host.regular_files import open_file
+from snaprt.host.regular_files import read_file
 from snaprt.host.whole_files import remedy_sentence, write_whole
 from snaprt.processes import ProcessPlace, place_in_job
 
@@ -79,19 +79,10 @@ def schema_of(path: Path) -> str:
     """Return the schema that a file of a rank says it has, "" if none.
 
     Raises:
-        UsageError: It is too large to be such a file.
-        OSError: It cannot be read.
+        OSError: It cannot be read, or is too large to be such a file.
         ValueError: It holds something else.
     """
-    return _envelope(_content(path)).schema
-
-
-def _content(path: Path) -> bytes:
-    with open_file(path) as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"{path} is too large for a file of a rank", hint=_REMOVE)
-    return content
+    return _envelope(read_file(path, _MOST_BYTES)).schema
 
 
 def _envelope(content: bytes) -> _Envelope:
@@ -114,7 +105,7 @@ def read_files_of_ranks(
     contents = []
     for path in sorted(folder.glob("rank-*.json")):
         try:
-            content = _content(path)
+            content = read_file(path, _MOST_BYTES)
             envelope = _envelope(content)
             if envelope.schema not in schemas or envelope.version > version:
                 raise UsageError(
