@@ -67,6 +67,12 @@ def counted(count: int, singular: str, plural: str = "") -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
+def first_names(names: Iterable[str], most: int) -> str:
+    """Return the first names of many: ``add, mul, ...``."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "")
+
+
 def format_size(count: float) -> str:
     """Return a number of bytes in the decimal unit that suits it: ``512 B``, ``1.5 MB``."""
     if count < 1000:

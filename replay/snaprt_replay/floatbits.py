@@ -64,6 +64,13 @@ def widen(values: np.ndarray) -> np.ndarray:
     return values.astype(working_dtype(values.dtype), copy=False)
 
 
+def as_integers(values: np.ndarray) -> np.ndarray:
+    """Return bools and ml_dtypes' narrow integers as ordinary ones that hold them."""
+    if values.dtype.kind == "b":
+        return values.view(np.uint8)
+    return values if values.dtype.kind in "iu" else values.astype(np.int16)
+
+
 @functools.cache
 def _ranks(dtype: np.dtype) -> np.ndarray:
     """Return the rank of each of a one-byte type's 256 patterns among its values, 0.0 at rank 0.

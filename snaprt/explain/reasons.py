@@ -22,7 +22,7 @@ from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement, Progr
 from snaprt.runtime.events import Execution
 from snaprt.shown import cut
 from snaprt.trace.array import LazyArray
-from snaprt.units import counted
+from snaprt.units import counted, first_names
 
 # Of what a program's input is told apart by.
 InputKind = tuple[Any, Any, bool]
@@ -338,9 +338,8 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
 
 
 def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
-    names = list(dict.fromkeys(operation.name for operation in operations))
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{counted(len(operations), 'operation')} ({shown})"
+    names = dict.fromkeys(operation.name for operation in operations)
+    return f"{counted(len(operations), 'operation')} ({first_names(names, 3)})"
 
 
 def _constants(before: Outline, now: Outline) -> Iterator[Reason]:
@@ -462,9 +461,9 @@ def _surroundings(before: Outline, now: Outline, name_input: NameInput) -> Itera
         )
     if before.donated != now.donated:
         changed = sorted(set(before.donated) ^ set(now.donated))
-        names = [name_input(index) or f"input {index}" for index in changed[:3]]
-        shown = ", ".join(f"`{name}`" for name in names) + (", ..." if len(changed) > 3 else "")
-        text = f"results may reuse the memory of different inputs: {shown}"
+        # Names take long to find: none beyond what is shown.
+        names = [f"`{name_input(index) or f'input {index}'}`" for index in changed[:4]]
+        text = f"results may reuse the memory of different inputs: {first_names(names, 3)}"
         yield _at(text, now.first_use(changed[0]), "donation")
 
 
@@ -567,10 +566,9 @@ def _constant_guards(outline: Outline) -> Iterator[Guard]:
 
 
 def _operation_guards(outline: Outline) -> Iterator[Guard]:
-    names = list(dict.fromkeys(outline.names))
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    names = dict.fromkeys(outline.names)
     count = counted(len(outline.names), "operation")
-    text = f"{count} ({shown}), with the same parameters and in the same order"
+    text = f"{count} ({first_names(names, 5)}), with the same parameters and in the same order"
     yield Guard("operations", text, outline.operations[0].place if names else None)
     for position in sorted({position for position, _ in outline.outputs}):
         operation = outline.operations[position]

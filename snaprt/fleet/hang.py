@@ -16,7 +16,7 @@ from snaprt.snapshot.recorder.ranks.states import (
     read_files_of_ranks,
     schema_of,
 )
-from snaprt.units import format_duration, format_spans
+from snaprt.units import first_names, format_duration, format_spans
 
 SCHEMA: Final = "snaprt.hang"
 VERSION: Final = 1
@@ -98,7 +98,7 @@ def is_hang(folder: Path) -> bool:
 def _is_dump(path: Path) -> bool:
     try:
         return schema_of(path) == SCHEMA
-    except (OSError, UsageError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
@@ -214,9 +214,7 @@ def _does(dump: Dump, *, counts_steps: bool) -> str:
     waits = dump.waits_for
     if waits is not None:
         names = [collective.name for collective in dump.collectives]
-        shown = ", ".join(names[:_SHOWN_COLLECTIVES])
-        more = ", ..." if len(names) > _SHOWN_COLLECTIVES else ""
-        inside = f" ({shown}{more})" if names else ""
+        inside = f" ({first_names(names, _SHOWN_COLLECTIVES)})" if names else ""
         after = f" while it waited at {_position(waits, counts_steps)} in {waits.name}{inside}"
         if dump.state == "waiting":
             return f"waits at {_position(waits, counts_steps)} in {waits.name}{inside}{at}"

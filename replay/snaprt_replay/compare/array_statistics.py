@@ -40,7 +40,7 @@ def describe(array: NamedArray) -> ArrayStatistics:
     total, finite_count, nan_count, inf_count, zero_count = 0.0, 0, 0, 0, 0
     for start in range(0, flat.size, _CHUNK):
         chunk = flat[start : start + _CHUNK]
-        numbers = floatbits.widen(chunk) if is_float else _as_integers(chunk)
+        numbers = floatbits.widen(chunk) if is_float else floatbits.as_integers(chunk)
         if is_float and not np.isfinite(numbers).all():
             nan_count += int(np.isnan(numbers).sum())
             inf_count += int(np.isinf(numbers).sum())
@@ -63,9 +63,3 @@ def describe(array: NamedArray) -> ArrayStatistics:
         inf_count=inf_count,
         zero_count=zero_count,
     )
-
-
-def _as_integers(values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind == "b":
-        return values.view(np.uint8)
-    return values.astype(np.int64) if values.dtype.kind == "V" else values

@@ -182,7 +182,7 @@ def _measure_exact(
     differing = int(np.count_nonzero(unequal))
     if not differing:
         return None
-    left, right = _as_integers(expected), _as_integers(actual)
+    left, right = floatbits.as_integers(expected), floatbits.as_integers(actual)
     # The distance of two integers always fits the unsigned type of their size: let it wrap.
     distance = np.maximum(left, right)
     distance -= np.minimum(left, right)
@@ -201,13 +201,6 @@ def _measure_exact(
         relative = float(quotients.max(initial=0.0, where=size > 0))
     first = start + int(unequal.argmax())
     return _ExactErrors(differing, first, int(distance[where]), start + where, relative)
-
-
-def _as_integers(values: np.ndarray) -> np.ndarray:
-    """Return bools and ml_dtypes' narrow integers as ordinary ones of the same size."""
-    if values.dtype.kind == "b":
-        return values.view(np.uint8)
-    return values if values.dtype.kind in "iu" else values.astype(np.int16)
 
 
 def _place(shape: tuple[int, ...], expected: np.ndarray, actual: np.ndarray, index: int) -> Place:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from snaprt.errors import UsageError
+from snaprt.units import first_names
 from snaprt_replay.compare.tolerance import Tolerance
 
 SCHEMA = "snaprt.comparison"
@@ -203,11 +204,8 @@ class Comparison:
             return ""
         count = sum(output.specials.on_both_sides for output in affected)
         elements = sum(output.elements for output in affected)
-        return (
-            f"{count} of {elements} elements of "
-            f"{', '.join(output.name for output in affected[:_MOST_NAMES])}"
-            f"{', ...' if len(affected) > _MOST_NAMES else ''} are NaN or infinite on both sides"
-        )
+        names = first_names((output.name for output in affected), _MOST_NAMES)
+        return f"{count} of {elements} elements of {names} are NaN or infinite on both sides"
 
     def _verdict_in_words(self) -> str:
         count = len(self.outputs)

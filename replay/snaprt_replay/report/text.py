@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Final
 
 from snaprt import shown
-from snaprt.units import aligned, format_duration, format_size
+from snaprt.units import aligned, first_names, format_duration, format_size
 from snaprt_replay.compare.array_statistics import ArrayStatistics
 from snaprt_replay.compare.results import IDENTICAL, Comparison, OutputComparison
 from snaprt_replay.localize.findings import Localization, RegionError, error_text, place_text
@@ -110,9 +110,8 @@ def _how_it_ran(run: RunRecord) -> str:
     if not run.execute_seconds:
         return alone
     source = "loaded from the cache" if run.from_cache else "compiled"
-    times = ", ".join(map(format_duration, run.execute_seconds[:_MOST_RUNS]))
-    more = ", ..." if len(run.execute_seconds) > _MOST_RUNS else ""
-    return f"{alone}: {source} in {format_duration(run.compile_seconds)}, ran in {times}{more}"
+    times = first_names(map(format_duration, run.execute_seconds), _MOST_RUNS)
+    return f"{alone}: {source} in {format_duration(run.compile_seconds)}, ran in {times}"
 
 
 def _side_line(side: TrialSide, run: RunRecord) -> str:

@@ -103,10 +103,9 @@ def one_entry(cache: Cache, prefix: str) -> EntryRow:
             hint="`snaprt cache ls` lists the entries.",
         )
     if len(rows) > 1:
-        listed = ", ".join(row.key[:SHORT_KEY] for row in rows[:4])
+        listed = units.first_names((row.key[:SHORT_KEY] for row in rows), 4)
         raise CacheError(
-            f"{len(rows)} entries have a key that starts with {prefix!r}: {listed}"
-            f"{', ...' if len(rows) > 4 else ''}",
+            f"{len(rows)} entries have a key that starts with {prefix!r}: {listed}",
             hint="Give more digits of the key.",
         )
     return rows[0]

@@ -132,11 +132,15 @@ def check_versions(program: CollectedProgram) -> None:
         )
 
 
-def _checked_module(program: CollectedProgram, module: bytes) -> Any:
+def _parsed(module: bytes) -> Any:
     try:
-        parsed = jaxapi.parse_module(module)
+        return jaxapi.parse_module(module)
     except ValueError as error:
         raise CompileError(f"cannot read the module: {error}") from error
+
+
+def _checked_module(program: CollectedProgram, module: bytes) -> Any:
+    parsed = _parsed(module)
     if module_digest(jaxapi.bytecode_without_locations(parsed)) != program.module_digest:
         raise CompileError(
             f"the module in {program.module} differs from the collected one",
@@ -153,10 +157,7 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         CompileError: The module cannot be read, or the compiler refuses it.
     """
     devices = topology_devices(topology)
-    try:
-        parsed = jaxapi.parse_module(module)
-    except ValueError as error:
-        raise CompileError(f"cannot read the module: {error}") from error
+    parsed = _parsed(module)
     jaxapi.without_scans(parsed, "tpu")
     calls = jaxapi.custom_calls(parsed)
     refuse_objects_of_another_process(calls)

@@ -146,8 +146,8 @@ def extent(
 
 
 #: Callbacks whose results nobody reads: eager JAX just calls them.
-DEBUG_CALLBACKS: Final = frozenset({"debug_callback", "debug_print"})
-ORDERABLE_CALLBACKS: Final = DEBUG_CALLBACKS | {"io_callback"}
+DEBUG_CALLBACKS = frozenset({"debug_callback", "debug_print"})
+ORDERABLE_CALLBACKS = DEBUG_CALLBACKS | {"io_callback"}
 
 #: What XLA takes as long for as for so many simple operations; for callbacks, if there are many.
 _LOWERED_TO = {

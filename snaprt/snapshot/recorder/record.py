@@ -61,6 +61,7 @@ from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_al
 from snaprt.snapshot.recorder.ranks.states import end_state, keep_state
 from snaprt.snapshot.recorder.recheck import Rechecks, spans_processes
 from snaprt.snapshot.recorder.writer import SnapshotWriter
+from snaprt.units import first_names
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 _MOST_NAMES = 8  # of programs that are told
@@ -734,7 +735,7 @@ def _flush_as_worker_ends(recorder: Recorder) -> None:
 
 
 def _few(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    return first_names(sorted(names), _MOST_NAMES)
 
 
 @functools.cache
