@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -90,7 +89,9 @@ class CompileTimes:
         if len(self.graphs) > 1:
             sums = self.totals
             seconds = [*sums.values(), sum(sums.values())]
-            counts = [str(_sum(self.graphs, name)) for name in _COUNTS]
+            counts = [
+                str(sum(getattr(graph, name) or 0 for graph in self.graphs)) for name in _COUNTS
+            ]
             rows.append(("all", "", *counts, *map(_seconds, seconds)))
         lines = aligned(rows, _LEFT)
         if self.forgotten:
@@ -141,10 +142,6 @@ def _cells(graph: GraphTimes) -> tuple[str, ...]:
         *("-" if count is None else str(count) for count in counts),
         *map(_seconds, seconds),
     )
-
-
-def _sum(graphs: Sequence[GraphTimes], count: str) -> int:
-    return sum(getattr(graph, count) or 0 for graph in graphs)
 
 
 _UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (0.0, "us"))

@@ -723,7 +723,7 @@ class _Mode(TorchFunctionMode):
             out = kwargs.pop("out")
             with self:
                 return out.copy_(func(*args, **kwargs))
-        if func in _constructors() and kwargs.get("device") is None:
+        if func in versions.torchax().tensor.TENSOR_CONSTRUCTORS and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"
         elif _has_others((*args, *kwargs.values())):
@@ -858,10 +858,6 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
     if of_numbers is not None:
         numbers.note(func, of_numbers, result)
     return result
-
-
-def _constructors() -> Any:
-    return versions.torchax().tensor.TENSOR_CONSTRUCTORS
 
 
 class _ToDevice(torch.autograd.Function):

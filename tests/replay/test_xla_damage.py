@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from snaprt_replay.load.load import load
 from snaprt_replay.load.xla_files import (
     load_hlo_module,
     load_hlo_snapshot,
@@ -59,8 +60,8 @@ def test_a_snapshot_built_here_loads(tmp_path: Path, snapshot: proto.XlaMessage)
 
 
 def test_an_empty_file_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="empty file when the data exceeds 2 GB"):
-        load_hlo_snapshot(written(tmp_path, b""))
+    with pytest.raises(SnapshotError, match="empty file for snapshots over 2 GB"):
+        load(written(tmp_path, b""))
 
 
 def test_every_truncation_is_refused_or_complete(
@@ -84,9 +85,9 @@ def test_flipped_bits_never_raise_anything_else(tmp_path: Path, snapshot: proto.
 
 def test_foreign_bytes_are_refused_by_every_loader(tmp_path: Path) -> None:
     path = written(tmp_path, np.random.default_rng(0).bytes(4000))
-    for load in (load_hlo_snapshot, load_unoptimized_snapshot, load_hlo_module, load_hlo_text):
+    for loader in (load_hlo_snapshot, load_unoptimized_snapshot, load_hlo_module, load_hlo_text):
         with pytest.raises(SnapshotError):
-            load(path)
+            loader(path)
 
 
 def test_arguments_that_do_not_fit_the_module_are_named(

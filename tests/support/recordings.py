@@ -15,7 +15,7 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.content import array_content, source_locations
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.store import ArrayStore
-from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.format.write import write_file
 from snaprt.snapshot.recorder import describe
 from snaprt.snapshot.recorder.record import process_recorder
 
@@ -79,9 +79,7 @@ def record(
     for role, (names, arrays) in sides.items():
         own = dataclasses.replace(execution, role=role)
         contents = [array_content(n, a, device) for n, a in zip(names, arrays, strict=True)]
-        write_snapshot(
-            folder / schema.file_name(own), schema.Contents(own, module, contents), store
-        )
+        write_file(folder / schema.file_name(own), schema.Contents(own, module, contents), store)
     return folder / schema.file_name(execution)
 
 

@@ -430,14 +430,13 @@ def _numbered(names: Sequence[str], number: int) -> str:
 _NO_ARRAYS_OF_THEIR_OWN: Final = frozenset({"bitcast", "get-tuple-element", "optimization-barrier"})
 
 
-def largest_arrays(module: bytes, most: int = 3) -> list[dict[str, str | int]]:
-    """Return the ``most`` largest arrays of an optimized module, the largest first.
+def largest_arrays(module: bytes) -> list[dict[str, str | int]]:
+    """Return the three largest arrays of an optimized module, the largest first.
 
     Arrays inside a fusion are left out, because they are never in memory.
 
     Args:
         module: A serialized HloModuleProto.
-        most: How many arrays to return at most.
 
     Returns:
         For each array its ``bytes``, its ``shape``, the ``opcode`` of the instruction that computes
@@ -466,7 +465,7 @@ def largest_arrays(module: bytes, most: int = 3) -> list[dict[str, str | int]]:
         if instruction.shape.element_type != TUPLE
         and instruction.opcode not in _NO_ARRAYS_OF_THEIR_OWN
     )
-    largest = sorted(arrays.items(), key=lambda item: -item[0][0])[:most]
+    largest = sorted(arrays.items(), key=lambda item: -item[0][0])[:3]
     return [
         {"bytes": size, "shape": shape, "opcode": opcode, "source": source, "count": count}
         for (size, shape, opcode, source), count in largest

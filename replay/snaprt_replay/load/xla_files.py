@@ -63,7 +63,7 @@ def load_hlo_snapshot(path: Path) -> Case:
     Raises:
         SnapshotError: The file is damaged or foreign, or its module cannot be replayed.
     """
-    snapshot = parse(HloSnapshot, _read(path), path)
+    snapshot = parse(HloSnapshot, read_file(path), path)
     inputs, unread = _arguments(snapshot.arguments, path)
     outputs, notes = _recorded_results(snapshot, path)
     module, source = _module_of_snapshot(path, snapshot, inputs or ())
@@ -82,7 +82,7 @@ def load_unoptimized_snapshot(path: Path) -> Case:
         SnapshotError: The file is damaged or foreign, ran on several devices, or its module cannot
             be replayed.
     """
-    snapshot = parse(HloUnoptimizedSnapshot, _read(path), path)
+    snapshot = parse(HloUnoptimizedSnapshot, read_file(path), path)
     if len(snapshot.partitions) > 1:
         raise SnapshotError(
             f"{path}: the program ran on {len(snapshot.partitions)} devices at once.",
@@ -108,7 +108,7 @@ def load_hlo_module(path: Path) -> Case:
     Raises:
         SnapshotError: The file is neither, is damaged, or its module cannot be replayed.
     """
-    content = _read(path)
+    content = read_file(path)
     for message_type, module_of in _BARE_MODULES:
         try:
             module = module_of(parse(message_type, content, path))
@@ -129,7 +129,7 @@ def load_hlo_text(path: Path) -> Case:
         SnapshotError: XLA's parser rejects the text, or constants are missing from it.
     """
     try:
-        text = _read(path).decode()
+        text = read_file(path).decode()
         if _ELIDED.search(text):
             raise SnapshotError(
                 f"{path}: large constants are missing from the text (`constant({{...}})`).",
@@ -150,22 +150,6 @@ _BARE_MODULES: Sequence[tuple[type[XlaMessage], Callable[[XlaMessage], XlaMessag
     (HloModuleProto, lambda module: module),
     (HloProto, lambda proto: proto.hlo_module),
 )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        content = read_file(path)
-    except OSError as error:
-        raise SnapshotError(
-            f"cannot read {path}: {error.strerror}",
-            hint="name a file that you have permission to read",
-        ) from error
-    if not content:
-        raise SnapshotError(
-            f"{path} is empty: XLA writes an empty file when the data exceeds 2 GB.",
-            hint="Record the program with snaprt: its snapshots have no such limit.",
-        )
-    return content
 
 
 def _arrays(literals: Iterable[XlaMessage], path: Path, what: str = "argument") -> _Arrays:
@@ -260,8 +244,8 @@ _MODULE_PREFIX = re.compile(
 def _parse_if_possible(message_type: type[XlaMessage], path: Path) -> XlaMessage | None:
     # A neighbor may help, but is never a reason to fail.
     try:
-        return parse(message_type, _read(path), path)
-    except SnapshotError:
+        return parse(message_type, read_file(path), path)
+    except (OSError, SnapshotError):
         return None
 
 

@@ -151,7 +151,8 @@ class Session:
         header, _, arrays = content.partition(b"\n")
         outputs, start = [], 0
         for dtype, shape, size in json.loads(header):
-            outputs.append(_read_array(arrays[start : start + size], dtype, shape))
+            piece, kind = arrays[start : start + size], floatbits.dtype_named(dtype)
+            outputs.append(np.frombuffer(piece, kind).reshape(shape))
             start += size
         return tuple(outputs)
 
@@ -189,10 +190,6 @@ def _check(parts: Iterable[bytes | memoryview]) -> bytes:
     for part in parts:
         check = zlib.crc32(part, check)
     return f"{check:08x}".encode()
-
-
-def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
-    return np.frombuffer(content, floatbits.dtype_named(dtype)).reshape(shape)
 
 
 def _inputs(extracted: Extract, values: Sequence[Values]) -> list[np.ndarray]:

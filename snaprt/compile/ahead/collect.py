@@ -158,16 +158,15 @@ def _described_sharding(sharding: Any) -> Mapping[str, Any] | None:
     if kind is jax.sharding.NamedSharding:
         mesh = sharding.mesh
         return {
-            "axes": [[name, mesh.shape[name], axis.name] for name, axis in _axes(mesh)],
+            "axes": [
+                [str(name), mesh.shape[name], axis.name]
+                for name, axis in zip(mesh.axis_names, mesh.axis_types, strict=True)
+            ],
             "devices": [device.id for device in mesh.devices.flat],
             "spec": [list(entry) if isinstance(entry, tuple) else entry for entry in sharding.spec],
             "memory": sharding.memory_kind,
         }
     raise NotWritable(f"sharding {kind.__name__}")
-
-
-def _axes(mesh: jax.sharding.Mesh) -> list[tuple[str, Any]]:
-    return list(zip(map(str, mesh.axis_names), mesh.axis_types, strict=True))
 
 
 def restored(value: Mapping[str, Any], devices: Mapping[int, Any]) -> jax.ShapeDtypeStruct:

@@ -54,7 +54,6 @@ RECORD_ELSEWHERE: Final = "use another folder: set the folder with --dump or SNA
 def write_snapshot(
     path: str | os.PathLike[str],
     contents: schema.Contents,
-    store: ArrayStore | None = None,
     *,
     elsewhere: str = "name another folder",
 ) -> schema.Manifest:
@@ -66,7 +65,6 @@ def write_snapshot(
     Args:
         path: The file.
         contents: What is in it.
-        store: Keeps all but the smallest arrays; None if the file holds them itself.
         elsewhere: How to name another folder, for the hint of an error.
 
     Returns:
@@ -75,7 +73,7 @@ def write_snapshot(
     Raises:
         SnapshotError: The file system refused, or an array has a dtype no snapshot can hold.
     """
-    return write_file(Path(path), contents, store, elsewhere).manifest
+    return write_file(Path(path), contents, None, elsewhere).manifest
 
 
 class Written(NamedTuple):
@@ -92,7 +90,10 @@ def write_file(
     store: ArrayStore | None,
     elsewhere: str = RECORD_ELSEWHERE,
 ) -> Written:
-    """Write one snapshot file as `write_snapshot`; return what else is known of it."""
+    """Write one snapshot file as `write_snapshot`; return what else is known of it.
+
+    A store keeps all but the smallest arrays; without one the file holds them itself.
+    """
 
     def write(temporary: str) -> Written:
         if _size(contents) <= SMALL_FILE and len(contents.arrays) < MOST_ARRAYS:

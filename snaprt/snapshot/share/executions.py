@@ -131,9 +131,10 @@ def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
             continue
         with contextlib.suppress(SnapshotError):
             file = open_snapshot(path)
-            again = file.path.with_name(schema.file_name(_second_run(file.manifest.execution)))
-            joined.add(again.absolute())
-            if len(file.manifest.execution.devices) > 1:
+            execution = file.manifest.execution
+            again = dataclasses.replace(execution, role="outputs", run_number=2)
+            joined.add(file.path.with_name(schema.file_name(again)).absolute())
+            if len(execution.devices) > 1:
                 try:
                     joined |= {other.path.absolute() for other in files_of_devices(file, file.role)}
                     if has_any(file, "outputs", 2):
@@ -152,10 +153,6 @@ def _is_beside(file: SnapshotFile, other: Path) -> bool:
         return _are_one(file, open_snapshot(other))
     except SnapshotError:
         return False
-
-
-def _second_run(execution: schema.ExecutionRecord) -> schema.ExecutionRecord:
-    return dataclasses.replace(execution, role="outputs", run_number=2)
 
 
 def files_of_devices(
