@@ -133,6 +133,62 @@ def _in_scope(x):
         return x * 2
 
 
+def _rules_that_close_over(matrix):
+    """Return functions whose derivatives and batches are computed by rules that close over it."""
+
+    @jax.custom_vjp
+    def reverse(x):
+        return x @ matrix
+
+    reverse.defvjp(lambda x: (x @ matrix, None), lambda _, g: (g @ (matrix * 3),))
+
+    @jax.custom_jvp
+    def forward(x):
+        return x @ matrix
+
+    forward.defjvp(lambda p, t: (p[0] @ matrix, t[0] @ (matrix * 2)))
+
+    @jax.custom_batching.custom_vmap
+    def batched(x):
+        return x @ matrix
+
+    batched.def_vmap(lambda size, is_batched, x: (x @ (matrix * 4), True))
+    return reverse, forward, batched
+
+
+#: What has a jaxpr of a function, which its derivatives and batches are transformed from.
+_WITH_JAXPR = {
+    "jit": jax.jit,
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+    "cond": lambda f: lambda x: jax.lax.cond(x.sum() < 9.0, f, lambda v: v, x),
+    "while_loop": lambda f: lambda x: jax.lax.while_loop(lambda c: c.max() < 9.0, f, x),
+    "remat": jax.checkpoint,
+}
+
+_CLOSING_OVER = {
+    "grad": lambda around, rules: jax.grad(lambda x: around(rules[0])(x).sum()),
+    "grad of jvp": lambda around, rules: jax.grad(lambda x: around(rules[1])(x).sum()),
+    "jvp": lambda around, rules: lambda x: jax.jvp(around(rules[1]), (x,), (x,))[1],
+    "vmap": lambda around, rules: lambda x: jax.vmap(around(rules[2]))(jnp.stack([x, x])),
+}
+
+_NO_SUCH_RULE = {("grad", "while_loop"), ("grad of jvp", "while_loop"), ("vmap", "cond")}
+
+
+@pytest.mark.parametrize(
+    ("transform", "around"),
+    [(t, a) for t in _CLOSING_OVER for a in _WITH_JAXPR if (t, a) not in _NO_SUCH_RULE],
+)
+def test_rules_may_close_over_what_is_pending(transform, around):
+    def result():
+        rules = _rules_that_close_over(jnp.asarray(X[:, :3]) * 0.5 + jnp.eye(3))
+        return _CLOSING_OVER[transform](_WITH_JAXPR[around], rules)(jnp.arange(3.0))
+
+    expected = np.asarray(result())
+    with snaprt.lazy():
+        np.testing.assert_allclose(np.asarray(result()), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_equals_eager(name):
     program = PROGRAMS[name]

@@ -13,14 +13,19 @@ from typing import Any
 import jax
 from jax._src import api as _api
 from jax._src import array as _array
+from jax._src import compute_on as _compute_on
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import pjit as _pjit
 from jax._src import pmap as _pmap
 from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _shardings
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
+from jax._src.lax.control_flow import conditionals as _conditionals
+from jax._src.lax.control_flow import loops as _loops
 from jax._src.random import stateful_rng as _stateful_rng
 
 from snaprt.jaxapi.settings import WITH_64_BITS, under_mesh, x64_enabled
@@ -217,6 +222,16 @@ _OF_CONSTANTS: Any = (
     ("_variadic_reduction_jaxpr", _lax),
     ("lower_jaxpr", _partial_eval),  # where a value that consists of arrays was closed over
     ("lower_jaxpr2", _partial_eval),
+    # What rules of functions close over: JAX makes operands of tracers where it traces a function,
+    # but not where it transforms the jaxpr that it has of one.
+    ("_jvp_jaxpr", _ad),
+    ("_linearize_jaxpr", _ad),
+    ("_batch_jaxpr2", _batching),
+    ("_batch_jaxpr_axes", _batching),
+    ("_transpose_jaxpr_fancy", _pjit),
+    ("_transpose_jaxpr_fancy", _conditionals),
+    ("_transpose_scan_jaxpr_fancy", _loops),
+    ("_transpose_jaxpr", _compute_on),
 )
 
 Read = Callable[[Any, str], Any]
