@@ -138,18 +138,24 @@ class Cache:
 
         Raises:
             CacheError: The directory belongs to another user, or others may write into it, and it
-                is not ``shared``; or it is, and there is no key; or there is no such mode.
+                is not ``shared``; or it is, and there is no key; or there is no such mode; or it
+                is below a working directory that was removed.
         """
         if shared and signing_key is None:
             raise CacheError(
                 "a shared cache needs a key to sign its entries",
                 hint="Set SNAPRT_CACHE_KEY_FILE to the same key file for all users.",
             )
-        folder = os.path.expanduser(default_path() if path is None else path)
+        path = os.path.expanduser(default_path() if path is None else path)
+        try:
+            folder = Path(os.path.abspath(path))
+        except FileNotFoundError as error:
+            raise CacheError(
+                f"{path} is below a working directory that was removed",
+                hint="Set SNAPRT_CACHE_DIR to an absolute path.",
+            ) from error
         signing = Signing(signing_key, required=shared)
-        cache = cls(
-            Path(os.path.abspath(folder)), on_event, max_bytes, mode_called(mode), signing, tier
-        )
+        cache = cls(folder, on_event, max_bytes, mode_called(mode), signing, tier)
         if not shared:  # There, signatures say who made an entry.
             with contextlib.suppress(OSError):  # get and put will meet it, and warn
                 refuse_if_unsafe(cache.path)

@@ -301,3 +301,15 @@ def test_an_index_left_in_wal_mode_goes_on_in_the_mode_that_is_safe_here(tmp_pat
     connection.close()
     assert cache.stats().journal_mode == journal_mode(cache.folder)
     assert len(cache.entries()) == 1
+
+
+def test_a_relative_path_below_a_removed_working_directory_is_refused_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(CacheError, match="working directory that was removed") as refused:
+        Cache.open("cache")
+    assert "absolute path" in refused.value.hint

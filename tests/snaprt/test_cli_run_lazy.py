@@ -58,6 +58,28 @@ def test_a_program_may_remove_its_current_directory(tmp_path: Path):
     assert (shown.returncode, shown.stdout) == (0, "[4. 4.]\n"), shown.stderr
 
 
+STARTS_WITHOUT_A_DIRECTORY = """
+import os, sys, tempfile
+os.chdir(tempfile.mkdtemp())
+os.rmdir(os.getcwd())
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+LAZY = "import snaprt, jax.numpy as jnp\nwith snaprt.lazy(): print(jnp.ones(2) + 1)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("-c", LAZY), id="a command"),
+        pytest.param(("-m", "snaprt", "run", "--lazy", "-m", "this"), id="a module"),
+    ],
+)
+def test_a_program_may_start_in_a_removed_directory(tmp_path: Path, words: tuple[str, ...]):
+    (tmp_path / "starts.py").write_text(STARTS_WITHOUT_A_DIRECTORY)
+    run_program(("starts.py", *words), folder=tmp_path)
+
+
 @pytest.mark.parametrize("option", ["--lazy", "--no-lazy"])
 def test_jax_is_imported_by_the_program_alone(tmp_path: Path, option):
     source = "import sys; print(sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules)))"

@@ -338,7 +338,7 @@ def run(
             raise UsageError("-m needs the name of a module", hint="snaprt run -m my_package.train")
         name, arguments = words[1], words[2:]
         # While the module is looked for, its packages are imported: they see what python shows.
-        _enter("-m", os.getcwd(), arguments)
+        _enter("-m", _search_path_of_modules(), arguments)
         try:
             program = _find_module(name)
         except UsageError:
@@ -437,7 +437,16 @@ def _find_module(name: str) -> PythonProgram:
     code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
     if code is None:
         raise UsageError(f"the module {name} has no Python code to run")
-    return PythonProgram(code, spec.origin or spec.name, os.getcwd(), spec.origin, spec)
+    return PythonProgram(
+        code, spec.origin or spec.name, _search_path_of_modules(), spec.origin, spec
+    )
+
+
+def _search_path_of_modules() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed; python runs the modules that are elsewhere
+        return ""
 
 
 def _find_spec(name: str) -> importlib.machinery.ModuleSpec:

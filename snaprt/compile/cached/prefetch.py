@@ -236,7 +236,11 @@ def _devices(ids: Sequence[int], entry: Entry, deadline: float) -> tuple[jaxapi.
 def path_of_program() -> str:
     """Return the path of the program, or of the module that runs as it."""
     main = sys.modules.get("__main__")
-    return os.path.abspath(getattr(main, "__file__", None) or sys.argv[0])
+    name = getattr(main, "__file__", None) or sys.argv[0]
+    try:
+        return os.path.abspath(name)
+    except FileNotFoundError:  # the working directory was removed, as below `python -c`
+        return name
 
 
 def _read_list(cache: Cache, key: Key) -> list[str]:
