@@ -97,7 +97,14 @@ def thread_trace() -> LazyTrace:
         jaxapi.watch_errors(_left_jax)
         answer_for_exact_types()
         trace = _of_thread.trace = LazyTrace(
-            _read, _grown, _recording_failed, _at_once, _cut, _effects.add
+            _read,
+            _grown,
+            _recording_failed,
+            _at_once,
+            _cut,
+            _run_apart,
+            lambda: current_plan() is not None,
+            _effects.add,
         )
     return trace
 
@@ -248,7 +255,7 @@ def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]
     """Tell of an operation that runs at once, before it does."""
     if trace.fullgraph and (cause != "device_put" or any(map(_is_pending, operands))):
         raise graph_break(cause, name)
-    if cause not in ("device_put", "static"):  # it may have effects of its own, after those
+    if cause not in ("device_put", pacing.APART):  # it may have effects of its own, after those
         with trace.lock:
             _run_effects(trace, cause)
     for tell in listeners().at_once:
@@ -291,6 +298,11 @@ def _cut(trace: LazyTrace, cause: str) -> None:
         begins_anew = trace.pacer.begins(cause, trace.recording.point, len(arrays))
         _run_all_that_can(trace, arrays, cause, listeners())
         _forget(trace, -1 if begins_anew else MAX_POINTS)
+
+
+def _run_apart(trace: LazyTrace) -> None:
+    """Run an operation that is another one each time its line runs; nothing else is pending."""
+    _run_all_that_can(trace, trace.recording.live_arrays(), pacing.APART, listeners())
 
 
 def _run_all_that_can(

@@ -23,7 +23,7 @@ from snaprt.host.collector import collect_seldom
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
-from snaprt.trace.pacing import ALONE, BY_INDICES, BYTES, Pacer, is_asked_for, most_bytes
+from snaprt.trace.pacing import ALONE, APART, BY_INDICES, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.trace.recording import Recording, carry_over
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
@@ -41,6 +41,8 @@ class LazyTrace(jaxapi.Trace):
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
         cut: Runs all that is pending: ``cut(trace, cause)``.
+        run: Runs the recording, which is one operation, as a program of its own: ``run(trace)``.
+        is_recorded: Returns whether executions are, so that each is to be one of ours.
         effectful: Is told when an operation with effects has been recorded.
     """
 
@@ -51,6 +53,8 @@ class LazyTrace(jaxapi.Trace):
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
         cut: Callable[[LazyTrace, str], None],
+        run: Callable[[LazyTrace], None],
+        is_recorded: Callable[[], bool],
         effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
@@ -81,6 +85,8 @@ class LazyTrace(jaxapi.Trace):
         self._failed = failed
         self._at_once = at_once
         self._cut = cut
+        self._run = run
+        self._is_recorded = is_recorded
         self.pacer = Pacer()
         self._callbacks: Counter[Any] = Counter()  # new ones, by the line that made them
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
@@ -208,22 +214,25 @@ class LazyTrace(jaxapi.Trace):
         except Exception as error:
             self._failed(self, error, jaxapi.BoundOperation(primitive, args, params))
             raise
-        if results == BY_INDICES:
-            by_indices = jaxapi.with_indices_as_operands(primitive, params)
-            assert by_indices is not None
-            with jaxapi.set_current_trace(self):
-                return by_indices(*args)
         if type(results) is str:
-            return self._run_at_once(primitive, args, params, cause=results)
+            return self._run_otherwise(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started
         if self.modes.eager:
             self._grown(self)
         return results if primitive.multiple_results else results[0]
 
     def _record(
-        self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+        self,
+        primitive: Any,
+        args: Sequence[Any],
+        params: dict[str, Any],
+        *,
+        is_apart: bool = False,
     ) -> list[LazyArray] | str:
-        """Record the operation and return its results, or why a graph cannot hold it."""
+        """Record the operation and return its results, or why a graph is not to hold it.
+
+        Where it ``is_apart``, the graph is its own.
+        """
         cause = _must_run_at_once(primitive, args, params)
         if cause is not None:
             return cause
@@ -261,7 +270,9 @@ class LazyTrace(jaxapi.Trace):
                     wires.append(recording.input_wire(operand._value, operand._handle))
                 else:
                     return self._fail(primitive, operands, params)
-            point = self._next(recording.point, primitive, params, tuple(wires), operands)
+            point = self._next(
+                recording.point, primitive, params, tuple(wires), operands, is_apart=is_apart
+            )
             if isinstance(point, str):
                 recording.go_back(before, nbytes)
                 return point
@@ -316,8 +327,10 @@ class LazyTrace(jaxapi.Trace):
         params: dict[str, Any],
         wires: tuple[Any, ...],
         operands: Sequence[Any],
+        *,
+        is_apart: bool,
     ) -> Point | str:
-        """Return the point after the operation, or why a graph cannot hold it."""
+        """Return the point after the operation, or why a graph is not to hold it."""
         number = self.context_number
         notes_places = self.modes.notes_places
         latest = point.latest
@@ -345,7 +358,7 @@ class LazyTrace(jaxapi.Trace):
                 evaluation = what.evaluations[self.context, *avals] = evaluated
             if evaluation.refusal is not None:
                 return evaluation.refusal
-            if not self.fullgraph:
+            if not (is_apart or self.fullgraph):
                 how = self.pacer.apart(evaluation, primitive, params)
                 if how is not None:
                     return how
@@ -377,7 +390,7 @@ class LazyTrace(jaxapi.Trace):
             self._points += 1
             if what.constant_bytes:
                 self.holding.append((what.signature, what.constant_bytes))
-            if not self.fullgraph:
+            if not (is_apart or self.fullgraph):
                 self.pacer.look(next_point)
         point.latest = next_point
         return next_point
@@ -390,6 +403,35 @@ class LazyTrace(jaxapi.Trace):
         evaluation = what.evaluate(primitive, _avals(operands), params)
         error = next(o._origin for o in operands if type(o) is LazyArray and o.has_failed())
         return [LazyArray.failed(self, aval, error) for aval in evaluation.results]
+
+    def _run_otherwise(
+        self, primitive: Any, args: Sequence[Any], params: dict[str, Any], cause: str
+    ) -> Any:
+        """Do an operation that is no part of the graph that is pending."""
+        if cause == BY_INDICES:
+            by_indices = jaxapi.with_indices_as_operands(primitive, params)
+            assert by_indices is not None
+            with jaxapi.set_current_trace(self):
+                return by_indices(*args)
+        if cause == APART and self._is_recorded() and not self.is_running:
+            return self._run_apart(primitive, args, params)
+        return self._run_at_once(primitive, args, params, cause)
+
+    def _run_apart(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Run an operation as a program of its own; what its operands do not need stays pending."""
+        self.interruptions += 1
+        concrete = [a.materialize(APART) if isinstance(a, LazyArray) else a for a in args]
+        with self.lock:
+            pending = self.recording
+            self.begin()
+            try:
+                results = self._record(primitive, concrete, params, is_apart=True)
+                if not isinstance(results, str):
+                    self._run(self)
+                    return results if primitive.multiple_results else results[0]
+            finally:
+                self.recording = pending
+        return self._run_at_once(primitive, args, params, results)
 
     def _run_at_once(self, primitive: Any, args: Sequence[Any], params: Any, cause: str) -> Any:
         """Run an operation that no graph can hold, after the operands it needs."""

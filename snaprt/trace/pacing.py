@@ -84,7 +84,7 @@ _MAX_FIRST: Final = 40_000
 _MARK_STEPS: Final = frozenset({"mark_step", "optimizer_step", "sync", "MpDeviceLoader"})
 
 #: How an operation runs that is another one each time.
-AT_ONCE: Final = "static"
+APART: Final = "static"
 BY_INDICES: Final = "indices"
 
 #: The causes of automatic cuts, as they are counted under ``cut::CAUSE``.
@@ -173,7 +173,7 @@ class Pacer:
         """Return how an operation runs that is another one each time its line runs.
 
         Returns:
-            `AT_ONCE`, `BY_INDICES`, or ``None`` where it is part of the graph as any other.
+            `APART`, `BY_INDICES`, or ``None`` where it is part of the graph as any other.
         """
         if evaluation.effects:  # they keep their order
             return None
@@ -183,21 +183,21 @@ class Pacer:
             evaluation.runs_anywhere
             and jaxapi.with_indices_as_operands(primitive, params) is not None
         )
-        may_run_at_once = bool(self._varying) and self.cuts_for_calls and is_asked_for()
-        if not (has_indices or may_run_at_once):
+        may_be_apart = bool(self._varying) and self.cuts_for_calls and is_asked_for()
+        if not (has_indices or may_be_apart):
             return None
         if symbol in self._apart or symbol in self._known:
             how = self._apart.get(symbol)
-            return how if how == BY_INDICES or may_run_at_once else None
+            return how if how == BY_INDICES or may_be_apart else None
         variable = _variable(primitive, params, jaxapi.source_info())
         if (
-            may_run_at_once
+            may_be_apart
             and variable in self._varying
             and not self.stands_alone(primitive, params)
             and not self._is_expected_to_mark()
         ):
-            self._apart[symbol] = AT_ONCE
-            return AT_ONCE
+            self._apart[symbol] = APART
+            return APART
         if has_indices and self._varies_in_indices((variable, evaluation.results), symbol):
             return BY_INDICES
         return None
@@ -226,7 +226,7 @@ class Pacer:
     def _part_from_loop(self, path: Sequence[Point], iterations: int) -> bool:
         """Find a loop of which some operations differ in each iteration; say whether there is one.
 
-        They run at once from here on.
+        They run apart from here on.
         """
         numbers: dict[Any, int] = {}
         names = [(point.primitive, point.params.get("name")) for point in path]
@@ -246,7 +246,7 @@ class Pacer:
         if not _is_small_share(new, path[-period:]):
             return False
         self._varying |= {_variable(point.primitive, point.params, point.source) for point in new}
-        self._apart |= {point.symbol: AT_ONCE for points in varying for point in points}
+        self._apart |= {point.symbol: APART for points in varying for point in points}
         return True
 
     def begins(self, cause: str, point: Point, alive: int) -> bool:
@@ -391,6 +391,8 @@ class Pacer:
             weight: How many equations were pending.
         """
         self._so_far += weight
+        if cause == APART:
+            return
         self._wait_until = 0
         if path is not None:
             self._note_different(path)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from counting import counting
 from recordings import recorded
+from threads import in_thread
 
 import snaprt
 from snaprt import jaxapi, metrics
@@ -264,3 +265,35 @@ def test_inputs_have_the_names_of_the_jitted_function_that_takes_them(folder: Pa
     assert set(file.array_names) == {"params['w']", "w.m", "arg0", "arg1"}
     np.testing.assert_array_equal(file.array("w.m"), np.full((3,), 2.0))
     assert replay(folder) == 0
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_what_differs_in_each_iteration_is_recorded_as_a_program_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_recorded: bool
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD", "all")
+    if not is_recorded:
+        monkeypatch.delenv("SNAPRT_DUMP_DIR")
+        monkeypatch.delenv("SNAPRT_RECORD")
+
+    def loop() -> float:
+        with snaprt.lazy():
+            x = jnp.full(8, 0.5)
+            for power in range(2, 12):
+                y = jax.lax.integer_pow(x, power)
+                for _ in range(6):
+                    y = jnp.sin(y) * 2 + 1
+                x = x * 0.9 + y / 100
+                float(x[0])
+        return float(x[0])
+
+    def immediately() -> int:
+        return metrics.counter_value("eager::integer_pow") or 0
+
+    before = immediately()
+    with counting() as counts:
+        value = in_thread(loop)
+    process_recorder().flush()
+    assert (immediately() == before) == is_recorded
+    assert len(recorded(folder, "inputs")) == (counts.graphs if is_recorded else 0)
+    assert value == pytest.approx(0.36840, abs=1e-4)

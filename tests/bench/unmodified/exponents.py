@@ -20,7 +20,6 @@ for i in range(200):
     m_hats = [m / (1 - b1 ** (i + 1)) for m in first]
     v_hats = [v / (1 - b2 ** (i + 1)) for v in second]
     weights = [
-        w - 0.01 * m / (jnp.sqrt(v) + 1e-8)
-        for w, m, v in zip(weights, m_hats, v_hats, strict=True)
+        w - 0.01 * m / (jnp.sqrt(v) + 1e-8) for w, m, v in zip(weights, m_hats, v_hats, strict=True)
     ]
 print(f"{loss_of(weights):.3f}")
