@@ -127,7 +127,7 @@ BREAKS: Final[Mapping[str, Break]] = {
         "define it outside of the loop, and pass what varies as an argument",
     ),
     "static": Break(
-        "an operation with another Python number in each iteration, such as `x ** i` or `x[:i]`",
+        "an operation with a Python number that changes each time, such as `x ** i` or `x[:i]`",
         "pass the number as an array: x ** jnp.asarray(i)",
     ),
     "compiled": Break(
