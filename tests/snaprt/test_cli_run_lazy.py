@@ -87,6 +87,14 @@ def test_a_program_may_start_in_a_removed_directory(tmp_path: Path, words: tuple
     run_program(("starts.py", *words), folder=tmp_path)
 
 
+def test_a_command_that_needs_the_removed_directory_says_so(tmp_path: Path):
+    (tmp_path / "starts.py").write_text(STARTS_WITHOUT_A_DIRECTORY)
+    words = ("starts.py", "-m", "snaprt", "bundle", "--outfile", "run.tar.gz", "--", "true")
+    refused = run_program(words, folder=tmp_path, status=2)
+    assert "the working directory was removed" in refused.stderr
+    assert "Change to a directory that exists." in refused.stderr
+
+
 @pytest.mark.parametrize("option", ["--lazy", "--no-lazy"])
 def test_jax_is_imported_by_the_program_alone(tmp_path: Path, option):
     source = "import sys; print(sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules)))"
