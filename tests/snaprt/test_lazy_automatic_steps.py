@@ -236,7 +236,8 @@ def test_slices_at_other_places_make_no_new_programs_of_a_thread_that_marks_step
     with counting() as counts:
         in_new_thread(train)
     assert counts.graphs == 13
-    assert counts.compiled <= 3
+    # Before the first step; with a static slice; with indices that are constants, then operands.
+    assert counts.compiled <= 4
 
 
 def test_what_differs_in_each_step_is_part_of_it_where_a_thread_marks_steps():
