@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import click
@@ -22,7 +23,7 @@ import snaprt
 from snaprt.cli import output
 from snaprt.errors import SnaprtError
 from snaprt.host.interruptions import interrupted_at_once
-from snaprt.host.whole_files import REMEDIES, remedy_sentence
+from snaprt.host.whole_files import REMEDIES, from_root, remedy_sentence
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -314,21 +315,14 @@ def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
     """Return what to say, and what to do, where the system refused what was asked of it."""
     if isinstance(error, MemoryError):
         return "out of memory", "Close other programs, or use a smaller file or fewer at a time."
-    if error.errno == errno.ENOENT and error.filename is None and _is_nowhere():
+    is_nowhere = not from_root(Path()).is_absolute()
+    if is_nowhere and error.errno == errno.ENOENT and error.filename is None:
         return "the working directory was removed", "Change to a directory that exists."
     where = f": {error.filename}" if error.filename is not None else ""
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in REMEDIES:
         return f"{reason}{where}", remedy_sentence(error, "use another directory")
     return f"{reason}{where}", _HINTS.get(error.errno or 0, _NO_HINT)
-
-
-def _is_nowhere() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _sentence(message: str) -> str:

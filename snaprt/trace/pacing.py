@@ -129,7 +129,6 @@ class Pacer:
         self._different: Counter[_Variable] = Counter()
         self._varying: set[_Variable] = set()
         self._slices: dict[_Slices, set[int]] = {}
-        self._varying_slices: set[_Slices] = set()
         self._apart: dict[int, str] = {}
         self._known: set[int] = set()
 
@@ -204,14 +203,12 @@ class Pacer:
 
     def _varies_in_indices(self, slices: _Slices, symbol: int) -> bool:
         """Take note of a new slice; return whether its line takes others of that shape, too."""
-        if slices not in self._varying_slices:
-            symbols = self._slices.setdefault(slices, set())
+        symbols = self._slices.setdefault(slices, set())
+        if len(symbols) <= _MAX_SLICES:  # more tell nothing else
             symbols.add(symbol)
-            if len(symbols) <= _MAX_SLICES and symbols.isdisjoint(self._known):
-                return False
-            self._varying_slices.add(slices)
-            self._apart.update(dict.fromkeys(symbols, BY_INDICES))
-        self._apart[symbol] = BY_INDICES
+        if len(symbols) <= _MAX_SLICES and symbols.isdisjoint(self._known):
+            return False
+        self._apart.update(dict.fromkeys((*symbols, symbol), BY_INDICES))
         return True
 
     def _note_different(self, path: Sequence[Point]) -> None:
