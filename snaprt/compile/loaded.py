@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.downcast import Narrowing, narrowings
 from snaprt.compile.executable import Executable
-from snaprt.graph.program import Program, Structure
+from snaprt.graph.program import LITERAL, Node, Program, Structure
 
 MAX_PROGRAMS: Final = 2048
 """How many programs stay loaded in a process; the least recently used one goes first."""
@@ -81,10 +81,14 @@ class _Variants:
         self.missed = 0
 
 
+# Where literals stand that were seen to vary: what takes them, by its signature and its place in
+# the source, and as which operand.
+_varying: set[tuple[int, tuple[Any, ...], int]] = set()
+
 # By whether they have a flag that tells of NaN, whether literals are constants, what they compute
 # in narrower types, and by their structure.
 _families: OrderedDict[tuple[bool, bool, tuple[Narrowing, ...], Structure], _Family] = OrderedDict()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def executable_for(
@@ -99,7 +103,8 @@ def executable_for(
 
     A literal is compiled in as a constant, which XLA can use, until a program comes that differs
     in its value alone; from then on it is an argument, so that a learning rate that changes at
-    every step costs two compilations and not one a step.
+    every step costs two compilations and not one a step. In other programs of the same lines of
+    the source, it is one from the start.
 
     Args:
         program: What is to run.
@@ -114,7 +119,7 @@ def executable_for(
     with _lock:
         family = _families.get(key)
         if family is None:
-            promoted = frozenset(() if constants else range(len(literals)))
+            promoted = _seen_to_vary(program) if constants else frozenset(range(len(literals)))
             family = _families[key] = _Family(promoted, literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
@@ -128,6 +133,7 @@ def executable_for(
             varied = [i for i, (a, b) in enumerate(pairs) if a != b]
             promoted = family.promoted = promoted | frozenset(varied)
             family.executables.clear()
+            literals_vary(program.nodes, program.wiring, varied)
     is_new = executable is None
     if executable is None:
         # What a first step is given comes from elsewhere; from the second on it is our own.
@@ -151,6 +157,33 @@ def forget_programs(signatures: Set[int]) -> None:
         for key in list(_families):
             if not signatures.isdisjoint(key[3].operations):
                 del _families[key]
+        _varying.difference_update([use for use in _varying if use[0] in signatures])
+
+
+def literals_vary(
+    nodes: Sequence[Node], wiring: Sequence[Sequence[tuple[int, int]]], varied: Collection[int]
+) -> None:
+    """Take note that some literals of a program vary, by their numbers; see `Program`."""
+    with _lock:
+        _varying.update([use for index, use in _uses(nodes, wiring) if index in varied])
+
+
+def _seen_to_vary(program: Program) -> frozenset[int]:
+    if not _varying:
+        return frozenset()
+    uses = _uses(program.nodes, program.wiring)
+    return frozenset([index for index, use in uses if use in _varying])
+
+
+def _uses(
+    nodes: Sequence[Node], wiring: Sequence[Sequence[tuple[int, int]]]
+) -> Iterator[tuple[int, tuple[int, tuple[Any, ...], int]]]:
+    """Yield each literal with what `_varying` knows it by."""
+    for node, wires in zip(nodes, wiring, strict=True):
+        numbers = {place: n for place, (producer, n) in enumerate(wires) if producer == LITERAL}
+        at = jaxapi.place_of_operation(node.source) if numbers else ()
+        for place, number in numbers.items():
+            yield number, (node.operation.signature, at, place)
 
 
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:

@@ -107,7 +107,8 @@ _jaxpr_tokens: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _jaxpr_structures: dict[Any, int] = {}
 
 # Operations that carry a jaxpr, by the identity of their parameters, which JAX hands over unchanged
-# at every call of a jitted function. The parameters are held, so that no address is used again.
+# at every call of a jitted function, or in new tuples. They are held, so that no address is used
+# again.
 _by_identity: dict[Any, tuple[Any, Operation]] = {}
 _MAX_BY_IDENTITY = 8192
 
@@ -117,7 +118,7 @@ def operation(primitive: Any, params: dict[str, Any], context: Any) -> Operation
     jaxpr = params.get("jaxpr")
     if jaxpr is None or getattr(jaxpr, "consts", None):  # constants may be large: not held here
         return _by_value(primitive, params, context)
-    key = (primitive, context, tuple(params), tuple(map(id, params.values())))
+    key = (primitive, context, tuple(params), tuple(map(_identities, params.values())))
     cached = _by_identity.get(key)
     if cached is None:
         if len(_by_identity) >= _MAX_BY_IDENTITY:
@@ -125,6 +126,10 @@ def operation(primitive: Any, params: dict[str, Any], context: Any) -> Operation
         cached = (tuple(params.values()), _by_value(primitive, params, context))
         _by_identity[key] = cached
     return cached[1]
+
+
+def _identities(parameter: Any) -> Any:
+    return tuple(map(id, parameter)) if type(parameter) is tuple else id(parameter)
 
 
 # By primitive, the parameters that say how to transform an operation, and nothing of what it

@@ -20,11 +20,11 @@ import jax
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile.cached import prefetch
 from snaprt.compile.executable import Executable, run
-from snaprt.compile.loaded import Ready, executable_for, forget_programs
+from snaprt.compile.loaded import Ready, executable_for, forget_programs, literals_vary
 from snaprt.compile.lower import refused
 from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
-from snaprt.graph.program import INPUT, Program
+from snaprt.graph.program import INPUT, Literal, Program
 from snaprt.host.collector import collect_again
 from snaprt.host.interruptions import is_interruption, raise_if_interrupted
 from snaprt.runtime import repro
@@ -375,6 +375,7 @@ def _run(
         recording.point.keep_plan(key, plan)
         if is_automatic and path:
             path[-1].keep_step(numbers)
+            _note_what_varies(plan.parts, recording.literals)
     if targets and not at_step and trace.pacer.runs_all(plan.left, recording.is_carried):
         _run_all_that_can(trace, alive, cause, callbacks)
         return
@@ -405,6 +406,19 @@ def _run(
     finally:
         for tell in callbacks.cut_done:
             tell(cut)
+
+
+def _note_what_varies(parts: Sequence[Part], literals: Sequence[Literal]) -> None:
+    """Take note of the literals that differ in parts of a plan that are else one program."""
+    first: dict[Any, Part] = {}
+    for part in parts:
+        if part.literals:
+            symbols = tuple([node.symbol for node in part.nodes])
+            alike = first.setdefault((symbols, part.wiring, part.outputs), part)
+            pairs = zip(alike.literals, part.literals, strict=True)
+            varied = [i for i, (a, b) in enumerate(pairs) if literals[a].key != literals[b].key]
+            if varied:
+                literals_vary(part.nodes, part.wiring, varied)
 
 
 def _automatic_step(path: Sequence[Point], alive: Sequence[int]) -> Point | None:

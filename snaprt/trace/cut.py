@@ -229,15 +229,20 @@ def _handed_out_by_the_last(
     program does for all of them, where they all compute it.
     """
     *earlier, last = [list(g) for _, g in groupby(path, lambda p: bisect_left(ends, p.depth))]
-    places = [
-        (place, result.index)
+    wanted = [
+        (place - len(last), result.index)
         for place, point in enumerate(last)
         for result in point.results
         if result.number in alive
     ]
     symbols = [point.symbol for point in last]
-    same = [points for points in earlier if [point.symbol for point in points] == symbols]
-    return {points[place].results[index].number for points in same for place, index in places}
+    same = [p for p in earlier if [point.symbol for point in p] == symbols[-len(p) :]]
+    return {
+        points[place].results[index].number
+        for points in same
+        for place, index in wanted
+        if -place <= len(points)
+    }
 
 
 def _ends_between_effects(nodes: Sequence[Point]) -> list[int]:

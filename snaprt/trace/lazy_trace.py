@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import jax
@@ -340,8 +341,11 @@ class LazyTrace(jaxapi.Trace):
             and latest.primitive is primitive
             and latest.wires == wires
             and latest.context_number == number
-            and latest.parameters == tuple(map(id, params.values()))
-            and latest.params.keys() == params.keys()
+            and tuple(latest.params) == tuple(params)
+            and (
+                latest.parameters == tuple(map(id, params.values()))
+                or all(map(_is_same, latest.params.values(), params.values()))
+            )
         ):
             return latest
         context = self._operation_context
@@ -508,6 +512,19 @@ _LAYOUTS = ("in_layouts", "out_layouts")
 
 #: How many new debug callbacks of a line graphs hold.
 _MAX_CALLBACKS = 16
+
+
+def _is_same(parameter: Any, other: Any) -> bool:
+    """Return whether two parameters are one object, or tuples of the same objects.
+
+    When JAX differentiates a call, it hands over the same things in a new tuple each time.
+    """
+    return parameter is other or (
+        type(parameter) is tuple
+        and type(other) is tuple
+        and len(parameter) == len(other)
+        and all(map(is_, parameter, other))
+    )
 
 
 def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:

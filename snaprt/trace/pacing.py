@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -109,7 +109,8 @@ class Pacer:
         self.has_marked = False
         self._has_stepped = False
         self._is_expected = False
-        self._ends: dict[int, list[tuple[int, ...]]] = {}
+        # The last symbols of iterations, by the last one, with how long an iteration is.
+        self._ends: dict[int, dict[tuple[int, ...], int]] = {}
         self._history: list[int] = []
         self._wait_until = 0
         self._largest = 0
@@ -202,13 +203,18 @@ class Pacer:
         return None
 
     def _varies_in_indices(self, slices: _Slices, symbol: int) -> bool:
-        """Take note of a new slice; return whether its line takes others of that shape, too."""
+        """Take note of a slice; return whether its line takes others of that shape, too.
+
+        What a program begins with as it is stays so: an unrolled network takes the same again.
+        """
         symbols = self._slices.setdefault(slices, set())
-        if len(symbols) <= _MAX_SLICES:  # more tell nothing else
+        if not symbols.isdisjoint(self._known):
+            self._apart.update(dict.fromkeys((*symbols, symbol), BY_INDICES))
+            return True
+        if len(symbols) < _MAX_SLICES or symbol in symbols:
             symbols.add(symbol)
-        if len(symbols) <= _MAX_SLICES and symbols.isdisjoint(self._known):
             return False
-        self._apart.update(dict.fromkeys((*symbols, symbol), BY_INDICES))
+        self._apart[symbol] = BY_INDICES
         return True
 
     def _note_different(self, path: Sequence[Point]) -> None:
@@ -333,7 +339,9 @@ class Pacer:
     def _cause_to_cut(self, point: Point) -> str | None:
         if self.stands_alone(point.primitive, point.params):
             return ALONE
-        if self._ends_repetition(point) and _is_worth_running(point, point.weight, point.work):
+        if self._ends_repetition(point) and (
+            _is_worth_running(point, point.weight, point.work) or self._begins_loop(point)
+        ):
             return REPEATS
         limit = _limits().automatic
         assert point.before is not None
@@ -345,24 +353,48 @@ class Pacer:
         return None if self._find_repetition(point) else cause
 
     def ends_of(self, path: Sequence[Point]) -> list[int]:
-        """Return where ``path`` is cut into programs: the depths after which one ends."""
+        """Return where ``path`` is cut into programs: the depths after which one ends.
+
+        They are found from its end on, which is where the cuts to come end, too: so what is left
+        over, as half of what becomes a program, stands at its beginning.
+        """
         limit = _limits().automatic
-        sizes: list[int] = []
-        weight, work, begin = 0, 0.0, 0
-        for place, point in enumerate(path[:-1], 1):
-            if point.weight - weight >= limit or (
+        places = [len(path)]
+        for place in range(len(path) - 1, 0, -1):
+            point, end = path[place - 1], path[places[-1] - 1]
+            weight = end.weight - point.weight
+            if weight >= limit or (
                 self._ends_repetition(point)
-                and _is_worth_running(point, point.weight - weight, point.work - work)
+                and _is_worth_running(point, weight, end.work - point.work)
             ):
-                sizes.append(place - begin)
-                weight, work, begin = point.weight, point.work, place
-        sizes = _with_first(path, [*sizes, len(path) - begin])
+                places.append(place)
+        places = [*self._end_before_loop(path, places[:-3:-1]), *places[:0:-1]]
         alone = [
-            point.symbol in self._apart or self.stands_alone(point.primitive, point.params)
+            self._apart.get(point.symbol) == APART
+            or self.stands_alone(point.primitive, point.params)
             for point in path
         ]
-        ends = {path[place - 1].depth for place in accumulate(sizes[:-1])}
-        return sorted(_around(path, alone) | ends)
+        return sorted(_around(path, alone) | {path[place - 1].depth for place in places})
+
+    def _end_before_loop(self, path: Sequence[Point], places: Sequence[int]) -> list[int]:
+        """Return where what precedes a loop ends, which is no part of its first iteration.
+
+        Args:
+            path: Of which the loop is part.
+            places: Where its first two programs end. The second is of the loop.
+        """
+        if len(places) < 2:
+            return []
+        first, second = places
+        shared = 0
+        while shared < min(first, second - first) and (
+            path[first - 1 - shared].symbol == path[second - 1 - shared].symbol
+        ):
+            shared += 1
+        if shared == first:
+            return []
+        ends = (n for n in range(shared, 0, -1) if self._ends_repetition(path[second - 1 - n]))
+        return [first - n for n in ends][:1]
 
     def ends_of_pieces(self, path: Sequence[Point]) -> list[int]:
         """Return where ``path`` was cut before its iteration became one program, as `ends_of`."""
@@ -376,7 +408,9 @@ class Pacer:
             return False
         if self.is_on:
             return left > (0 if is_carried else _MAX_LEFT)
-        return not self._has_stepped and is_carried and left > MIN_STEP
+        if self._has_stepped or left <= MIN_STEP:
+            return False
+        return is_carried or not self._is_expected_to_mark()
 
     def was_cut(self, cause: str, path: Sequence[Point] | None, weight: int) -> None:
         """Take note of a cut.
@@ -419,7 +453,24 @@ class Pacer:
         return marked
 
     def _ends_repetition(self, point: Point) -> bool:
-        return any(self._ends_with(point, end) for end in self._ends.get(point.symbol, ()))
+        return self._period_ending(point) > 0
+
+    def _period_ending(self, point: Point) -> int:
+        """Return how long an iteration is that ends with ``point``; 0 where none does."""
+        ends = self._ends.get(point.symbol)
+        if not ends:
+            return 0
+        return max(length if self._ends_with(point, end) else 0 for end, length in ends.items())
+
+    def _begins_loop(self, point: Point) -> bool:
+        """Return whether the iteration that ends with ``point`` comes after something else.
+
+        There a loop within another is cut each time, so that its programs are always the same.
+        """
+        *before, _ = point.operations()
+        own = takewhile(lambda at: not self._ends_repetition(at), reversed(before))
+        length = 1 + sum(at.symbol not in self._apart for at in own)
+        return length > self._period_ending(point)
 
     def _ends_with(self, point: Point, symbols: tuple[int, ...]) -> bool:
         """Return whether the last operations are those of ``symbols``, the last one first."""
@@ -461,30 +512,17 @@ class Pacer:
 
     def _remember_end(self, symbols: Sequence[int], period: int, back: int) -> None:
         """Cut from here on where what repeats ends, ``back`` operations before the last one."""
-        endings = self._ends.setdefault(symbols[-1 - back], [])
         end = _telling_end(symbols[: len(symbols) - back][-period:])
-        if end not in endings:
-            if len(self._ends) > _MAX_ENDS:
-                self._ends = {end[0]: endings}
-            endings.append(end)
+        ends = self._ends.setdefault(end[0], {})
+        if end not in ends and len(self._ends) > _MAX_ENDS:
+            self._ends = {end[0]: ends}
+        ends[end] = period
 
 
 def _around(path: Sequence[Point], alone: Sequence[bool]) -> set[int]:
     """Return the depths before and after the operations of a path that are ``alone``."""
     depths = [point.depth for point, is_alone in zip(path, alone, strict=True) if is_alone]
     return {*depths, *(depth - 1 for depth in depths)}
-
-
-def _with_first(path: Sequence[Point], sizes: Sequence[int]) -> list[int]:
-    """Return ``sizes``, of the programs of a path, with the first cut where it ends as the second.
-
-    What precedes a loop is so no part of its first iteration.
-    """
-    first, second = [*sizes, 0][:2]
-    symbols = [point.symbol for point in path[: first + second]]
-    if second < first and symbols[first - second : first] == symbols[first:]:
-        return [first - second, second, *sizes[1:]]
-    return list(sizes)
 
 
 #: Where an operation stands that may be another each time: the line, and its name.

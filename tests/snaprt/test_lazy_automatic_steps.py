@@ -496,6 +496,77 @@ def test_a_loop_that_a_program_begins_with_is_one_program_a_round_from_the_start
     assert counts.compiled == 2  # what precedes the loop, and an iteration
 
 
+@pytest.mark.parametrize("iterations", [60, 61])
+@pytest.mark.parametrize(
+    "number_of", [None, float, lambda i: i % 3], ids=["none", "each", "few"]
+)
+def test_a_loop_found_late_runs_in_the_program_of_its_later_iterations(number_of, iterations):
+    def loss_of(w1, w2, x):
+        return jnp.mean((jax.nn.softmax(jnp.tanh(x @ w1) @ w2) - jnp.sin(x)) ** 2)
+
+    def run():
+        w1, w2 = jnp.ones((8, 32)) / 9, jnp.ones((32, 8)) / 7
+        x = jnp.sin(jnp.arange(640.0)).reshape(80, 8)
+        for i in range(iterations):
+            moved = x + number_of(i) if number_of else x
+            loss, (g1, g2) = jax.value_and_grad(loss_of, (0, 1))(w1, w2, moved)
+            w1, w2 = w1 - 0.1 * g1, w2 - 0.1 * g2
+        return float(loss), np.asarray(w1)  # of the last iteration: those before it are dead
+
+    with counting() as counts:
+        loss, weights = in_new_thread(run)
+    expected = run()
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-4, atol=1e-6)
+    assert counts.graphs > iterations // 2
+    # What precedes the loop, one iteration that is left over, and two. They take what varies as an
+    # argument from the start.
+    assert counts.compiled <= 3
+
+
+@pytest.mark.parametrize("rounds", [24, 101])
+def test_a_loop_within_another_is_cut_at_the_same_places_in_each(rounds):
+    def run():
+        y = jnp.ones((8, 8)) / 3
+        for _ in range(60):
+            y = y / 2 + 0.25
+            for _ in range(rounds):
+                y = jnp.tanh(y) * jnp.sin(y)
+        return np.asarray(y)
+
+    with counting() as counts:
+        value = in_new_thread(run)
+    np.testing.assert_allclose(value, run(), rtol=1e-5)
+    assert counts.compiled <= 8
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_an_unrolled_network_is_one_program_an_iteration(is_read):
+    xs = np.random.default_rng(0).normal(size=(12, 4, 8)).astype(np.float32)
+
+    def run():
+        weights, inputs = jnp.eye(8) / 2, jnp.asarray(xs)
+
+        def loss_of(weights):
+            state = jnp.zeros((4, 8))
+            for step in range(12):
+                state = jnp.tanh(state @ weights + inputs[step])
+            return jnp.mean(state**2)
+
+        for _ in range(20):
+            loss, gradient = jax.value_and_grad(loss_of)(weights)
+            weights = weights - 0.1 * gradient
+            if is_read:
+                float(loss)
+        return np.asarray(weights)
+
+    with counting() as counts:
+        weights = in_new_thread(run)
+    np.testing.assert_allclose(weights, run(), rtol=1e-4, atol=1e-6)
+    assert counts.graphs <= 22
+    assert counts.compiled <= 3  # with what precedes the first iteration
+
+
 def test_a_read_after_a_loop_runs_the_program_of_an_iteration():
     def run():
         weights, x = new_weights(), jnp.ones((4, 64))
