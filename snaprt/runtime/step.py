@@ -387,7 +387,9 @@ def _run(
     for tell in callbacks.cut:
         tell(cut)
     metrics.metric_add("LazyTracing", trace.recording_time)
-    progress = _Progress(plan.is_all, by_operation, names_operations=modes.notes_places)
+    progress = _Progress(
+        cause, callbacks, cut, plan.is_all, by_operation, names_operations=modes.notes_places
+    )
     if trace.recording_time:
         progress.recording_time = trace.recording_time / plan.operations
         trace.recording_time = 0
@@ -398,7 +400,7 @@ def _run(
     try:
         fallen = None
         try:
-            _run_parts(trace, plan, alive, progress, cause, callbacks, cut)
+            _run_parts(trace, plan, alive, progress)
         except _FallsBackError as fallback:
             fallen = fallback.cut
         if fallen is not None:
@@ -454,7 +456,9 @@ def _run_meanwhile(trace: LazyTrace, array: LazyArray, cause: str, callbacks: Li
     calling = frozenset(filter(_calls_back, nodes))
     if any(node.effects or any(node in outer for outer in trace.calling) for node in calling):
         raise _unreadable(array, "an effect that is running computes")
-    progress = _Progress(is_all=False, by_operation=False, names_operations=False)
+    progress = _Progress(
+        cause, callbacks, None, is_all=False, by_operation=False, names_operations=False
+    )
     trace.calling.append(calling)
     try:
         with jaxapi.evaluating_compiled():
@@ -462,7 +466,7 @@ def _run_meanwhile(trace: LazyTrace, array: LazyArray, cause: str, callbacks: Li
                 program = part.program(recording, progress.values, donate=False)
                 if any(id(value) in trace.given for value in program.inputs):
                     raise _unreadable(array, "takes the place of what it is computed from")
-                _run_part(part, program, [array], progress, cause, False, callbacks, None)
+                _run_part(part, program, [array], progress)
     finally:
         trace.calling.remove(calling)
     return True
@@ -476,26 +480,20 @@ def _unreadable(array: LazyArray, reason: str) -> ExecutionError:
 
 
 def _run_parts(
-    trace: LazyTrace,
-    plan: CutPlan,
-    alive: Sequence[LazyArray],
-    progress: _Progress,
-    cause: str,
-    callbacks: Listeners,
-    cut: Cut | None,
+    trace: LazyTrace, plan: CutPlan, alive: Sequence[LazyArray], progress: _Progress
 ) -> None:
     """Run what a cut is to run; whatever has not run by the end stays pending."""
     recording = trace.recording
     complete = False
-    withheld = plan.may_donate and _withholds_donation()
-    donate = progress.is_all and not withheld
+    progress.withheld = plan.may_donate and _withholds_donation()
+    donate = progress.is_all and not progress.withheld
     trace.is_running = True
     try:
         with jaxapi.evaluating_compiled():
             for part in plan.parts:
                 program = part.program(recording, progress.values, donate)
                 trace.given = frozenset([id(program.inputs[index]) for index in program.free])
-                _run_part(part, program, alive, progress, cause, withheld, callbacks, cut)
+                _run_part(part, program, alive, progress)
                 for number in part.spent:
                     del progress.values[number]
                 if not progress.is_all:
@@ -537,18 +535,25 @@ def _run_fallen(
     numbers = [[array._result.number for array in arrays] for arrays in (pending, alive)]  # type: ignore[union-attr]
     plan = plan_cut(recording, *numbers, by_operation=True)
     progress = _Progress(
-        plan.is_all, by_operation=True, names_operations=False, unpacked=trace.unpacked
+        *(cause, callbacks, cut, plan.is_all),
+        by_operation=True,
+        names_operations=False,
+        unpacked=trace.unpacked,
     )
-    _run_parts(trace, plan, alive, progress, cause, callbacks, cut)
+    _run_parts(trace, plan, alive, progress)
 
 
 @dataclass
 class _Progress:
     """How a cut runs, and what it has come to."""
 
+    cause: str
+    callbacks: Listeners
+    cut: Cut | None  # ``None`` if nobody looks at cuts
     is_all: bool
     by_operation: bool  # whether each program is one operation, which is waited for
     names_operations: bool  # whether errors name the operations of the program that failed
+    withheld: bool = False  # whether its programs take no memory that they could take
     may_fall_back: bool = False  # whether a program may run op by op rather than be compiled
     # Where it has, the jitted functions that do as well, to which more may be added.
     unpacked: set[str] | None = None
@@ -558,7 +563,7 @@ class _Progress:
     # The results that will never be there, and why.
     failed: dict[int, BaseException] = field(default_factory=dict)
     recording_time: float = 0.0  # nanoseconds that recording took for each operation that is run
-    cut: Cut | None = None  # that of its programs which are compiled, if nobody looks at cuts
+    compiled: Cut | None = None  # that of its programs which are compiled; `cut`, if somebody looks
 
     def fail(self, nodes: Iterable[Any], error: BaseException) -> None:
         """Take note that operations have failed; what needs their results fails with them."""
@@ -587,14 +592,7 @@ def _failed_alone(part: Part, program: Program, donated: Sequence[int]) -> Seque
 
 
 def _run_part(
-    part: Part,
-    program: Program,
-    alive: Sequence[LazyArray],
-    progress: _Progress,
-    cause: str,
-    withheld: bool,
-    callbacks: Listeners,
-    cut: Cut | None,
+    part: Part, program: Program, alive: Sequence[LazyArray], progress: _Progress
 ) -> None:
     """Compile and run one program of a cut, and hand out the results.
 
@@ -604,7 +602,7 @@ def _run_part(
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
     try:
-        ready = _executable_for(part, program, progress, withheld, cause, callbacks, cut)
+        ready = _executable_for(part, program, progress)
     except CompileError as error:
         progress.fail(refused(program, error.__cause__ or error), error)
         raise
@@ -612,10 +610,10 @@ def _run_part(
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
     is_repro_asked_for = repro.is_asked_for()
-    run_of_cut = cut and Execution(
-        cut, program, executable, arguments, ready.is_new, ready.promoted
+    run_of_cut = progress.cut and Execution(
+        progress.cut, program, executable, arguments, ready.is_new, ready.promoted
     )
-    for tell in callbacks.ready:
+    for tell in progress.callbacks.ready:
         tell(run_of_cut)
     try:
         # Zeros in place of results are not worth recording.
@@ -636,7 +634,7 @@ def _run_part(
             error,
             f"{executable.name}.{executable.graph_id}",
             part.nodes if progress.names_operations else (),
-            cause,
+            progress.cause,
             by_operation=progress.by_operation,
         )
         alone = _failed_alone(part, program, executable.donated)
@@ -645,7 +643,7 @@ def _run_part(
         raise failure from error
     if is_repro_asked_for:
         repro.after_run(executable, arguments)
-    for tell in callbacks.ran:
+    for tell in progress.callbacks.ran:
         tell(run_of_cut, results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
@@ -658,25 +656,18 @@ def _run_part(
                 progress.values[part.numbers[index]] = value, handle
 
 
-def _executable_for(
-    part: Part,
-    program: Program,
-    progress: _Progress,
-    withheld: bool,
-    cause: str,
-    callbacks: Listeners,
-    cut: Cut | None,
-) -> Ready:
-    """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
+def _executable_for(part: Part, program: Program, progress: _Progress) -> Ready:
+    """Return what ``program`` runs."""
+    cause, callbacks = progress.cause, progress.callbacks
     # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
     constants = not (progress.by_operation or part.has_effects)
     is_watched = process_recorder().wants_flag(program.placement.devices)
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        at = cut or progress.cut or cut_here(cause, steps_ended(), len(program.nodes))
-        progress.cut = at
+        at = progress.cut or progress.compiled
+        at = progress.compiled = at or cut_here(cause, steps_ended(), len(program.nodes))
         if not (constants and promoted):  # now that its constants are arguments, this is the last
-            _fall_back_where_due(program, progress, callbacks, at)
+            _fall_back_where_due(program, progress, at)
         for tell in callbacks.compiling:
             tell(at, program, promoted)
         flags.take_over()  # the script may have set XLA_FLAGS since
@@ -699,7 +690,7 @@ def _executable_for(
         return executable
 
     ready = executable_for(
-        program, compile_it, is_watched=is_watched, exactly=withheld, constants=constants
+        program, compile_it, is_watched=is_watched, exactly=progress.withheld, constants=constants
     )
     if not ready.executable.is_collected:
         is_compiled = ready.is_new and not ready.executable.from_cache
@@ -707,9 +698,7 @@ def _executable_for(
     return ready
 
 
-def _fall_back_where_due(
-    program: Program, progress: _Progress, callbacks: Listeners, at: Cut
-) -> None:
+def _fall_back_where_due(program: Program, progress: _Progress, at: Cut) -> None:
     """Look whether a new program is to run op by op; of a jitted function, the next one does.
 
     Raises:
@@ -718,7 +707,7 @@ def _fall_back_where_due(
     is_fallen = progress.unpacked is not None
     if not (is_fallen or progress.may_fall_back):
         return
-    if any(falls_back(at, program, is_fallen) for falls_back in callbacks.falls_back):
+    if any(falls_back(at, program, is_fallen) for falls_back in progress.callbacks.falls_back):
         if progress.unpacked is None:
             raise _FallsBackError(at)
         (node,) = program.nodes
