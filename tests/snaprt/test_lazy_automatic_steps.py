@@ -497,9 +497,7 @@ def test_a_loop_that_a_program_begins_with_is_one_program_a_round_from_the_start
 
 
 @pytest.mark.parametrize("iterations", [60, 61])
-@pytest.mark.parametrize(
-    "number_of", [None, float, lambda i: i % 3], ids=["none", "each", "few"]
-)
+@pytest.mark.parametrize("number_of", [None, float, lambda i: i % 3], ids=["none", "each", "few"])
 def test_a_loop_found_late_runs_in_the_program_of_its_later_iterations(number_of, iterations):
     def loss_of(w1, w2, x):
         return jnp.mean((jax.nn.softmax(jnp.tanh(x @ w1) @ w2) - jnp.sin(x)) ** 2)
