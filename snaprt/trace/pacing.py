@@ -226,7 +226,7 @@ class Pacer:
             self._different.update(different)
             self._varying |= {v for v in different if self._different[v] >= _MAX_DIFFERENT}
 
-    def _part_from_loop(self, path: Sequence[Point], iterations: int) -> bool:
+    def _part_from_loop(self, path: Sequence[Point], iterations: int, least: int) -> bool:
         """Find a loop of which some operations differ in each iteration; say whether there is one.
 
         They run apart from here on.
@@ -234,10 +234,10 @@ class Pacer:
         numbers: dict[Any, int] = {}
         names = [(point.primitive, point.params.get("name")) for point in path]
         kinds = [numbers.setdefault(name, len(numbers)) for name in names]
-        period = _period(kinds, min(_MIN_RUN, len(path) // 4))
-        iterations = max(iterations, _MIN_ITERATIONS)
-        if not (period and _repeats(kinds, period, iterations)):
+        period = _period(kinds, least)
+        if not (period and _repeats(kinds, period, max(iterations, _MIN_ITERATIONS))):
             return False
+        iterations = 1 + _run_of(kinds, period) // period
         last = path[-iterations * period :]
         rounds = [last[place::period] for place in range(period)]
         varying = [
@@ -249,7 +249,13 @@ class Pacer:
         if not _is_small_share(new, path[-period:]):
             return False
         self._varying |= {_variable(point.primitive, point.params, point.source) for point in new}
-        self._apart |= {point.symbol: APART for points in varying for point in points}
+        fixed = {points[-1].symbol for points in rounds} - {point.symbol for point in new}
+        self._apart |= {
+            point.symbol: APART
+            for points in varying
+            for point in points
+            if point.symbol not in fixed  # as `x ** 2` elsewhere, of `x ** i`
+        }
         return True
 
     def begins(self, cause: str, point: Point, alive: int) -> bool:
@@ -330,6 +336,17 @@ class Pacer:
             return None  # the next steps will not be cut either, and are to find its program
         iterations = _MIN_LOOP if cause is None else 2
         return None if self._find_repetition(point, iterations) else cause
+
+    def begins_at_read(self, point: Point) -> bool:
+        """Return whether steps become automatic at a read, as of every tenth loss.
+
+        Fewer iterations are pending there than where nothing is read, but most of it is a loop.
+        """
+        if self.is_on or self._has_stepped or point.weight < _LOOP_LOOK:
+            return False
+        if not is_asked_for() or self._is_expected_to_mark():
+            return False
+        return self._find_repetition(point, _MIN_ITERATIONS, 3 * len(point.operations()) // 4)
 
     def _is_expected_to_mark(self) -> bool:
         """Return whether the thread is expected to mark steps; once it is, it stays so."""
@@ -483,20 +500,22 @@ class Pacer:
             at = at.before
         return True
 
-    def _find_repetition(self, point: Point, iterations: int = 2) -> bool:
+    def _find_repetition(self, point: Point, iterations: int = 2, least: int = 0) -> bool:
         """Look whether what was recorded last repeats; say whether it will soon end once more.
 
         Args:
             point: What was recorded last.
             iterations: How often it must have come in a row.
+            least: Over how many operations it must repeat; 0 for as many as anywhere.
         """
         path = [
             operation for operation in point.operations() if operation.symbol not in self._apart
         ]
         symbols = self._history + [at.symbol for at in path]
-        period = _period(symbols, min(_MIN_RUN, len(path) // 4))
+        least = least or min(_MIN_RUN, len(path) // 4)
+        period = _period(symbols, least)
         if not (period and _repeats(symbols, period, iterations)):
-            is_parted = self._part_from_loop(path, iterations)
+            is_parted = self._part_from_loop(path, iterations, least)
             return is_parted and self._find_repetition(point, iterations)
         if 2 * period <= len(path):
             back = _narrowest(path, period)
@@ -631,10 +650,15 @@ def _period(symbols: Sequence[int], least: int) -> int:
     return 0
 
 
+def _run_of(symbols: Sequence[int], period: int) -> int:
+    """Return how many of the last symbols are those ``period`` before them."""
+    pairs = zip(reversed(symbols), reversed(symbols[:-period]), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _repeats(symbols: Sequence[int], period: int, times: int) -> bool:
     """Return whether the last ``period`` symbols have come so many times in a row."""
-    last = symbols[-times * period :]
-    return len(last) == times * period and last[period:] == last[:-period]
+    return _run_of(symbols, period) >= (times - 1) * period
 
 
 def _telling_end(period: Sequence[int]) -> tuple[int, ...]:

@@ -522,6 +522,31 @@ def test_a_loop_found_late_runs_in_the_program_of_its_later_iterations(number_of
     assert counts.compiled <= 3
 
 
+@pytest.mark.parametrize("is_raised", [False, True])
+def test_iterations_between_two_reads_run_in_the_program_of_a_few(is_raised):
+    def loss_of(w1, w2, x):
+        return jnp.mean((jax.nn.softmax(jnp.tanh(x @ w1) @ w2) - jnp.sin(x)) ** 2)
+
+    def run():
+        w1, w2 = jnp.ones((8, 32)) / 9, jnp.ones((32, 8)) / 7
+        x, losses = jnp.sin(jnp.arange(640.0)).reshape(80, 8), []
+        for i in range(60):
+            moved = x ** (i + 2) if is_raised else x
+            loss, (g1, g2) = jax.value_and_grad(loss_of, (0, 1))(w1, w2, moved)
+            w1, w2 = w1 - 0.1 * g1, w2 - 0.1 * g2
+            if i % 10 == 9:
+                losses.append(float(loss))
+        return losses
+
+    with counting() as counts:
+        losses = in_new_thread(run)
+    np.testing.assert_allclose(losses, run(), rtol=1e-5)
+    assert counts.graphs >= 30
+    # What precedes the loop, one iteration of it, and two; before the powers are seen to differ in
+    # each, those of the first ten iterations are programs, too.
+    assert counts.compiled <= (13 if is_raised else 3)
+
+
 @pytest.mark.parametrize("rounds", [24, 101])
 def test_a_loop_within_another_is_cut_at_the_same_places_in_each(rounds):
     def run():
