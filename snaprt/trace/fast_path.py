@@ -139,14 +139,7 @@ def follow(
             arrays: list[Any] = [LazyArray(trace, recording, r) for r in shortcut.results]
             recording.arrays += map(_ref, arrays)
         else:
-            arrays = []
-            for result in shortcut.results:
-                if type(result) is int:
-                    arrays.append(operands[result])
-                else:
-                    array = LazyArray(trace, recording, result)
-                    recording.arrays.append(_ref(array))
-                    arrays.append(array)
+            arrays = _arrays_of(trace, recording, shortcut.results, operands)
         if shortcut.hidden:
             hidden = Hidden(trace, recording, shortcut, operands)
             recording.hidden.append(_ref(hidden))
@@ -154,6 +147,21 @@ def follow(
     finally:
         trace.following = False
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
+
+
+def _arrays_of(
+    trace: Any, recording: Recording, results: Sequence[Any], operands: Sequence[Any]
+) -> list[Any]:
+    """Return the results of a call, of which an integer is the number of an operand."""
+    arrays: list[Any] = []
+    for result in results:
+        if type(result) is int:
+            arrays.append(operands[result])
+        else:
+            array = LazyArray(trace, recording, result)
+            recording.arrays.append(_ref(array))
+            arrays.append(array)
+    return arrays
 
 
 class Hidden:
@@ -176,17 +184,8 @@ class Hidden:
     def arrays(self) -> list[Any]:
         """Return the arrays, which exist from here on; a cut asks for them before it runs."""
         if self._arrays is None:
-            trace, recording, operands = self.trace, self.recording, self._operands
-            arrays: list[Any] = []
-            result: Any
-            for result in self.shortcut.hidden:
-                if type(result) is int:
-                    arrays.append(operands[result])
-                else:
-                    array = LazyArray(trace, recording, result)
-                    recording.arrays.append(_ref(array))
-                    arrays.append(array)
-            self._arrays = arrays
+            hidden, operands = self.shortcut.hidden, self._operands
+            self._arrays = _arrays_of(self.trace, self.recording, hidden, operands)
             self._operands = ()
         return self._arrays
 
