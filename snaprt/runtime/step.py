@@ -538,7 +538,10 @@ def _run_fallen(
     numbers = [[array._result.number for array in arrays] for arrays in (pending, alive)]  # type: ignore[union-attr]
     plan = plan_cut(recording, *numbers, by_operation=True)
     progress = _Progress(
-        *(cause, callbacks, cut, plan.is_all),
+        cause,
+        callbacks,
+        cut,
+        plan.is_all,
         by_operation=True,
         names_operations=False,
         unpacked=trace.unpacked,
@@ -667,8 +670,8 @@ def _executable_for(part: Part, program: Program, progress: _Progress) -> Ready:
     is_watched = process_recorder().wants_flag(program.placement.devices)
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        at = progress.cut or progress.compiled
-        at = progress.compiled = at or cut_here(cause, steps_ended(), len(program.nodes))
+        at = progress.cut or progress.compiled or cut_here(cause, steps_ended(), len(program.nodes))
+        progress.compiled = at
         if not (constants and promoted):  # now that its constants are arguments, this is the last
             _fall_back_where_due(program, progress, at)
         for tell in callbacks.compiling:

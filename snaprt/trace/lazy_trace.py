@@ -343,7 +343,7 @@ class LazyTrace(jaxapi.Trace):
             and latest.context_number == number
             and tuple(latest.params) == tuple(params)
             and (
-                latest.parameters == tuple(map(id, params.values()))
+                all(map(is_, latest.params.values(), params.values()))
                 or all(map(_is_same, latest.params.values(), params.values()))
             )
         ):

@@ -474,10 +474,8 @@ class Pacer:
 
     def _period_ending(self, point: Point) -> int:
         """Return how long an iteration is that ends with ``point``; 0 where none does."""
-        ends = self._ends.get(point.symbol)
-        if not ends:
-            return 0
-        return max(length if self._ends_with(point, end) else 0 for end, length in ends.items())
+        ends = self._ends.get(point.symbol, {})
+        return max((n for end, n in ends.items() if self._ends_with(point, end)), default=0)
 
     def _begins_loop(self, point: Point) -> bool:
         """Return whether the iteration that ends with ``point`` comes after something else.

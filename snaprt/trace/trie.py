@@ -172,7 +172,7 @@ class Point:
         *("before", "depth", "inputs", "literals", "count", "effectful"),
         *("weight", "work", "nbytes", "symbol", "stop", "alone"),
         *("latest", "after", "after_inputs", "shortcuts", "plans", "steps"),
-        *("operation", "primitive", "params", "parameters", "context", "context_number"),
+        *("operation", "primitive", "params", "context", "context_number"),
         *("source", "place", "wires", "results", "placement", "effects", "evaluation"),
     )
 
@@ -183,7 +183,6 @@ class Point:
     operation: Operation
     primitive: Any
     params: dict[str, Any]
-    parameters: tuple[int, ...]
     context: Any
     context_number: int
     source: Any
@@ -260,7 +259,6 @@ class Point:
         point.operation = operation
         point.primitive = primitive
         point.params = params
-        point.parameters = tuple(map(id, params.values()))
         point.context = context
         point.context_number = context_number
         point.wires = wires

@@ -496,18 +496,19 @@ def test_a_loop_that_a_program_begins_with_is_one_program_a_round_from_the_start
     assert counts.compiled == 2  # what precedes the loop, and an iteration
 
 
+def loss_of_rows(w1, w2, x):
+    return jnp.mean((jax.nn.softmax(jnp.tanh(x @ w1) @ w2) - jnp.sin(x)) ** 2)
+
+
 @pytest.mark.parametrize("iterations", [60, 61])
 @pytest.mark.parametrize("number_of", [None, float, lambda i: i % 3], ids=["none", "each", "few"])
 def test_a_loop_found_late_runs_in_the_program_of_its_later_iterations(number_of, iterations):
-    def loss_of(w1, w2, x):
-        return jnp.mean((jax.nn.softmax(jnp.tanh(x @ w1) @ w2) - jnp.sin(x)) ** 2)
-
     def run():
         w1, w2 = jnp.ones((8, 32)) / 9, jnp.ones((32, 8)) / 7
         x = jnp.sin(jnp.arange(640.0)).reshape(80, 8)
         for i in range(iterations):
             moved = x + number_of(i) if number_of else x
-            loss, (g1, g2) = jax.value_and_grad(loss_of, (0, 1))(w1, w2, moved)
+            loss, (g1, g2) = jax.value_and_grad(loss_of_rows, (0, 1))(w1, w2, moved)
             w1, w2 = w1 - 0.1 * g1, w2 - 0.1 * g2
         return float(loss), np.asarray(w1)  # of the last iteration: those before it are dead
 
@@ -524,15 +525,12 @@ def test_a_loop_found_late_runs_in_the_program_of_its_later_iterations(number_of
 
 @pytest.mark.parametrize("is_raised", [False, True])
 def test_iterations_between_two_reads_run_in_the_program_of_a_few(is_raised):
-    def loss_of(w1, w2, x):
-        return jnp.mean((jax.nn.softmax(jnp.tanh(x @ w1) @ w2) - jnp.sin(x)) ** 2)
-
     def run():
         w1, w2 = jnp.ones((8, 32)) / 9, jnp.ones((32, 8)) / 7
         x, losses = jnp.sin(jnp.arange(640.0)).reshape(80, 8), []
         for i in range(60):
             moved = x ** (i + 2) if is_raised else x
-            loss, (g1, g2) = jax.value_and_grad(loss_of, (0, 1))(w1, w2, moved)
+            loss, (g1, g2) = jax.value_and_grad(loss_of_rows, (0, 1))(w1, w2, moved)
             w1, w2 = w1 - 0.1 * g1, w2 - 0.1 * g2
             if i % 10 == 9:
                 losses.append(float(loss))
