@@ -165,6 +165,7 @@ def tokens(generator: torch.Generator) -> Batch:
 EXAMPLES: dict[str, Example] = {
     "MLP": Example(_mlp, vectors, nn.MSELoss),
     "CNN with BatchNorm": Example(Cnn, images(1, 12), nn.CrossEntropyLoss),
+    "transformer, 3 layers": Example(lambda: Transformer(3), tokens, nn.CrossEntropyLoss),
     "transformer, 12 layers": Example(Transformer, tokens, nn.CrossEntropyLoss),
     "GRU": Example(Gru, _sequences, nn.CrossEntropyLoss),
     "embedding, tied": Example(Bag, _words, nn.CrossEntropyLoss),

@@ -7,7 +7,8 @@ import pytest
 _QUICK = [
     ("MLP", "AdamW"),
     ("CNN with BatchNorm", "SGD, momentum"),
-    ("transformer, 12 layers", "AdamW"),
+    ("transformer, 3 layers", "AdamW"),
+    pytest.param("transformer, 12 layers", "AdamW", marks=pytest.mark.full),  # XLA takes minutes
     ("GRU", "Adam"),
     ("embedding, tied", "SGD, momentum"),
     ("ViT", "AdamW"),
