@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from snaprt.host import after_import
 from snaprt.host.after_import import call_after_import
 
 NAME = "a_module_to_wait_for"
@@ -141,3 +142,21 @@ def test_a_finder_put_before_it_later_has_its_turn_once(folder, called):
     sys.meta_path.insert(0, Counting())
     importlib.import_module(NAME)
     assert called == ["asked", "now"]
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError('no')\n"])
+def test_a_module_of_ours_that_imports_it_is_complete_before_the_action(
+    folder, called, monkeypatch, ending
+):
+    monkeypatch.setattr(after_import, "_OWN", ("ours_",))
+    (folder / "ours_outer.py").write_text(f"import ours_inner\nvalue = 2\n{ending}")
+    (folder / "ours_inner.py").write_text(f"import {NAME}\n")
+    call_after_import(NAME, lambda: called.append(hasattr(sys.modules["ours_outer"], "value")))
+    if ending:
+        with pytest.raises(ValueError, match="no"):
+            importlib.import_module("ours_outer")
+    else:
+        importlib.import_module("ours_outer")
+    assert called == [True]
+    for name in ("ours_outer", "ours_inner"):
+        sys.modules.pop(name, None)

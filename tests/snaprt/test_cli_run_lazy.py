@@ -45,6 +45,21 @@ def test_what_was_pending_before_an_error_is_run_and_the_error_is_shown(tmp_path
     assert "cli/run.py" not in shown.stderr
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import snaprt; snaprt.lazy",
+        "import snaprt.trace.array",
+        "from snaprt import jaxapi",
+        "import snaprt_replay.run.player",
+    ],
+)
+def test_a_program_may_import_what_is_ours_before_jax(tmp_path: Path, first: str):
+    shown = run(f"{first}\n{PROGRAM}", "--lazy", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "LazyArray" in shown.stdout
+
+
 WITHOUT_A_DIRECTORY = """
 import os, tempfile
 import jax, jax.numpy as jnp
