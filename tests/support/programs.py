@@ -53,7 +53,7 @@ def start_program(
         source = ((folder or Path()) / program).read_text()
         words = [str(program)]
     else:
-        words = list(program)
+        words = [*map(str, program)]
     environment = {name: text for name, text in os.environ.items() if name not in without}
     if devices is not None:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
