@@ -58,6 +58,18 @@ def no_persistent_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SNAPRT_CACHE", "0")
 
 
+@pytest.fixture
+def little_optimization() -> Iterator[None]:
+    """Let XLA compile in half the time, where it matters which programs there are, not how fast."""
+    import jax
+
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)
+
+
 @pytest.fixture(scope="session")
 def recorded_on_8_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the snapshots of ``several_devices.PROGRAM``."""

@@ -27,7 +27,7 @@ JITTED = """
 import time
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import snaprt
 
 snaprt.cache.install()
@@ -35,11 +35,12 @@ snaprt.cache.install()
 
 def product(x, y):
     time.sleep(0.03)  # a call that takes less is not worth it
-    return x @ x * y
+    return (x @ x * y).sum()
 
 
 for size in range(1, 25):
-    print(jax.jit(product)(jnp.ones((size, size)), 2.0).sum())
+    x = jax.device_put(np.ones((size, size), np.float32))
+    print(jax.jit(product)(x, 2.0))
 used = snaprt.metrics.counter_value("SpeculationUsed") or 0
 print(used + (snaprt.metrics.counter_value("SpeculationUnused") or 0))
 """

@@ -142,18 +142,18 @@ def frames_of_main(dump: dict[str, Any]) -> list[str]:
 
 @pytest.mark.slow
 def test_a_rank_that_sleeps_is_told_from_those_that_wait_for_it(launched: Launched):
-    process, folder = launched(STEPS.format(waits=SLEEPS), ranks=4)
+    process, folder = launched(STEPS.format(waits=SLEEPS), ranks=3)
     hang = wait_for_hang(
         folder,
         process,
-        lambda dumps: len(dumps) == 4 and all(dumps[rank]["collectives"] for rank in (0, 2, 3)),
+        lambda dumps: len(dumps) == 3 and all(dumps[rank]["collectives"] for rank in (0, 2)),
     )
     dumps = dumps_of(hang)
     assert dumps[1]["state"] == "python"
     assert dumps[1]["where"]["name"] == "wait_for_data"
     assert "wait_for_data" in frames_of_main(dumps[1])
     assert dumps[1]["executions"][-1]["execution"] == 2
-    for rank in (0, 2, 3):
+    for rank in (0, 2):
         assert dumps[rank]["state"] == "waiting"
         assert dumps[rank]["waits_for"]["name"] == "train_step"
         assert dumps[rank]["waits_for"]["execution"] == 3
@@ -165,7 +165,7 @@ def test_a_rank_that_sleeps_is_told_from_those_that_wait_for_it(launched: Launch
         f"rank 1 is at execution 2 of train_step, in Python at train.py:{line}, "
         f"the others wait at execution 3 in train_step ({name}) at train.py:"
     )
-    assert [row["rank"] for row in found["rows"]] == [0, 1, 2, 3]
+    assert [row["rank"] for row in found["rows"]] == [0, 1, 2]
     shown = run_program((*SNAPRT, "report"), hang, status=1).stdout
     assert found["headline"] in shown
     assert hangs_of(folder)[-1] == hang
@@ -436,9 +436,9 @@ step = jax.jit(lambda x: (jnp.tanh(x), jnp.sum(x)))
 for number in range(2):
     x, loss = step(x)
     float(loss)
-    time.sleep(9)
+    time.sleep(7)
 """
-        process, folder = launched(code, limit="15s")
+        process, folder = launched(code, limit="12s")
         finish(process)
         assert asks.poll() is None
     finally:
@@ -473,7 +473,7 @@ for number in (1, 2):
         return dump["state"] == "python" and bool(dump["executions"])
 
     first = wait_for_hang_after(0)
-    time.sleep(6)  # three limits more
+    time.sleep(4)  # two limits more
     assert hangs_of(folder)[-1] == first
     (tmp_path / "go-1").touch()
     second = wait_for_hang_after(1)

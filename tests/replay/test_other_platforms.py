@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,16 @@ def test_the_sum_of_a_folder_says_so_once(tmp_path: Path) -> None:
     assert "warning: 2 of 2 files: a GPU multiplies float32 in TF32" in said
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as both:
+        yield both
+
+
 @pytest.mark.parametrize("variant", ["op-by-op", "cpu", "tpu-precision=highest"])
-def test_it_runs_as_any_variant_and_is_judged(variant: str) -> None:
-    with Workers(2) as workers:
-        sides = parse_variant("cpu"), parse_variant(variant)
-        trial = try_case(load(ON_H100), *sides, workers=workers)
+def test_it_runs_as_any_variant_and_is_judged(workers: Workers, variant: str) -> None:
+    sides = parse_variant("cpu"), parse_variant(variant)
+    trial = try_case(load(ON_H100), *sides, workers=workers)
     assert trial.judgement.kind == "within rounding", trial.judgement
 
 

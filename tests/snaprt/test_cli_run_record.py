@@ -46,7 +46,10 @@ def run(
     (folder / "program.py").write_text(source)
     words = (*options, "program.py", "--epochs", "3")
     cache = folder / "cache"
-    return run_program(words, status=None, folder=folder, SNAPRT_CACHE_DIR=cache, **environment)
+    fork = not source.startswith(PROGRAM)  # which prints what is imported
+    return run_program(
+        words, status=None, folder=folder, fork=fork, SNAPRT_CACHE_DIR=cache, **environment
+    )
 
 
 def recorded(folder: Path) -> list[SnapshotFile]:

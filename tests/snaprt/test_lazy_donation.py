@@ -13,7 +13,7 @@ from threads import in_thread
 import snaprt
 from snaprt.compile import loaded
 
-pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization")
 
 SIZE = 1 << 14
 

@@ -16,7 +16,7 @@ from threads import in_thread
 import snaprt
 from snaprt.graph.operation import is_same_program, operation
 
-pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization")
 
 
 def written_in_a_jitted_function():

@@ -13,7 +13,7 @@ from threads import in_threads
 import snaprt
 from snaprt.runtime.step import thread_trace
 
-pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization")
 
 X = jnp.linspace(-1.0, 2.0, 12, dtype=jnp.float32).reshape(3, 4)
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 import snaprt
 
-pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization")
 
 STEPS = 4
 
@@ -81,7 +81,7 @@ def _train_linen(after_step):
 
 
 def _check(train):
-    eager = train(float)
+    expected = jax.jit(lambda: train(lambda loss: loss))()  # takes half the time of eager JAX
     per_step = []
 
     def mark(loss):
@@ -101,7 +101,7 @@ def _check(train):
     # The first step also runs the initialization; the second is the step alone; then all repeat.
     assert counts.compiled == 2
     assert per_step[1][0] == per_step[-1][0]
-    np.testing.assert_allclose([float(loss) for loss in lazy], eager, rtol=1e-5)
+    np.testing.assert_allclose([float(loss) for loss in lazy], expected, rtol=1e-5)
 
 
 def test_a_step_of_nnx_and_optax_is_one_graph():

@@ -41,8 +41,8 @@ def start_program(
         devices: How many CPU devices XLA shows the program.
         without: Environment variables that are taken away.
         errors: Where standard error goes: a pipe of its own, or ``subprocess.STDOUT``.
-        fork: Whether source code or a script that imports JAX may find it imported: it is
-            forked, see ``forked_programs``.
+        fork: Whether ``snaprt``, and source code or a script that imports JAX, may find it
+            imported: these are forked, see ``forked_programs``.
         variables: Environment variables that are set.
     """
     source = ""
@@ -53,12 +53,13 @@ def start_program(
         source = ((folder or Path()) / program).read_text()
         words = [str(program)]
     else:
-        words = list(program)
+        words = [*map(str, program)]
     environment = {name: text for name, text in os.environ.items() if name not in without}
     if devices is not None:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     environment |= {name: str(value) for name, value in variables.items()}
-    fork = fork and bool(_IMPORTS_JAX.search(source)) and can_fork(environment)
+    needs_jax = words[:2] == [*SNAPRT] or bool(_IMPORTS_JAX.search(source))
+    fork = fork and needs_jax and can_fork(environment)
     start = ForkedProgram if fork else subprocess.Popen
     return start(
         [sys.executable, *words, *map(str, arguments)],
