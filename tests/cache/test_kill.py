@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 PAYLOAD = bytes(range(256)) * 40
 #: By default one system call in so many, in the slow test each.
-STEP = 13
+STEP = 7
 
 
 def _key(number: int) -> Key:

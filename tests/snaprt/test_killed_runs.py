@@ -11,7 +11,7 @@ SUPPORT = Path(__file__).parent.parent / "support"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=pytest.mark.full)])
 def test_kills_leave_a_cache_and_a_dump_that_the_next_run_uses(kills, tmp_path, monkeypatch):
     cache, dump = tmp_path / "cache", tmp_path / "dump"
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(cache))
