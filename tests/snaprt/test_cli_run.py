@@ -23,16 +23,12 @@ print(json.dumps({
 """
 
 
-def python(
-    *words: str, folder: Path, fork: bool = True, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return run_program(words, folder=folder, status=None, fork=fork, **environment)
+def python(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_program(words, folder=folder, status=None, **environment)
 
 
-def run(
-    *words: str, folder: Path, fork: bool = True, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return python(*SNAPRT, "run", *words, folder=folder, fork=fork, **environment)
+def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return python(*SNAPRT, "run", *words, folder=folder, **environment)
 
 
 @pytest.fixture
@@ -267,7 +263,7 @@ def test_modules_are_kept_out_of_collections_but_not_what_a_program_made(
         "del node\n"
         "gc.collect()\n"
     )
-    ended = run("--lazy", "--", "program.py", folder=tmp_path, fork=False)
+    ended = run("--lazy", "--", "program.py", folder=tmp_path)
     assert (ended.stdout, ended.returncode) == (f"{is_kept} True\ncollected\n", 0), ended.stderr
 
 

@@ -11,8 +11,7 @@ RUN = (*SNAPRT, "run")
 
 def start(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     cache = {"SNAPRT_CACHE_DIR": str(folder / "cache")}
-    # What has not imported JAX is what most of these are about.
-    return run_program(words, folder=folder, status=None, fork=False, **cache | environment)
+    return run_program(words, folder=folder, status=None, **cache | environment)
 
 
 def run(source: str, *options: str, folder: Path, **environment: str):

@@ -46,10 +46,7 @@ def run(
     (folder / "program.py").write_text(source)
     words = (*options, "program.py", "--epochs", "3")
     cache = folder / "cache"
-    fork = not source.startswith(PROGRAM)  # which prints what is imported
-    return run_program(
-        words, status=None, folder=folder, fork=fork, SNAPRT_CACHE_DIR=cache, **environment
-    )
+    return run_program(words, status=None, folder=folder, SNAPRT_CACHE_DIR=cache, **environment)
 
 
 def recorded(folder: Path) -> list[SnapshotFile]:

@@ -19,8 +19,7 @@ def test_run_prints_the_error_alone(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(f"{WITHOUT}import jax\n")
     for option in ("--record", "--lazy"):
-        words = (*SNAPRT, "run", option, "--", str(program))
-        done = run_program(words, status=2, folder=tmp_path, fork=False)
+        done = run_program((*SNAPRT, "run", option, "--", str(program)), status=2, folder=tmp_path)
         assert done.stderr.startswith(f"error: {ERROR}")
         assert HINT in done.stderr
         assert "Traceback" not in done.stderr

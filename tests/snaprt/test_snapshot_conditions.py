@@ -285,8 +285,7 @@ def test_a_working_directory_that_is_gone_costs_the_snapshots_and_not_the_progra
     gone.mkdir()
     code = "import jax\nprint(jax.jit(lambda x: x + 1)(1.0))\n"
     script.write_text(f"import os\nos.rmdir(os.getcwd())\n{chosen}\n{code}")
-    words = (*SNAPRT, "run", "--record", "--")
-    done = run_program(words, script, folder=gone, fork=False, SNAPRT_CACHE="off")
+    done = run_program((*SNAPRT, "run", "--record", "--"), script, folder=gone, SNAPRT_CACHE="off")
     assert done.stdout == "2.0\n"
     assert "lost a snapshot; the program continues" in done.stderr
 
