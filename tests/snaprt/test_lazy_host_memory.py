@@ -92,6 +92,48 @@ def test_a_traced_function_keeps_its_constants():
         np.testing.assert_array_equal(first, second)
 
 
+def _scans(x, a):
+    for _ in range(2):
+        x, _ = jax.lax.scan(lambda c, _: (c * a, None), x, None, length=2)
+    return x
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, a: x * a + a,
+        lambda x, a: jax.lax.cond(x[0] > 0, lambda y: y * a, lambda y: y - a, x),
+        lambda x, a: jax.grad(lambda y: (y * a * a).sum())(x),
+        _scans,
+    ],
+    ids=["twice", "cond", "derivative", "scans"],
+)
+def test_an_array_that_is_used_again_is_one_constant(use):
+    host = np.array([0.0, -0.0, np.nan, 1.0], np.float32)
+
+    def constants():
+        return jax.make_jaxpr(lambda x: use(x, host))(jnp.ones(4)).consts
+
+    with snaprt.lazy():
+        (constant,) = constants()
+    assert constant.tobytes() == host.tobytes()
+    assert len(constants()) == 1  # as in eager JAX
+
+
+def test_an_array_that_is_written_to_between_two_uses_is_two_constants():
+    host = np.zeros(4, np.float32)
+
+    def add(x):
+        for value in (0.0, -0.0, 1.0):
+            host[:] = value
+            x = x + host
+        return x
+
+    with snaprt.lazy():
+        constants = jax.make_jaxpr(add)(jnp.ones(4)).consts
+    assert [str(constant[0]) for constant in constants] == ["0.0", "-0.0", "1.0"]
+
+
 def test_equal_constants_are_one_program():
     host = _filled(1)
     with snaprt.lazy():

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -68,17 +69,42 @@ def own_constants() -> None:
     """Let what is traced hold copies of the NumPy arrays that it closes over.
 
     Checked with jax 0.10.2 and 0.12.0: all of them come by this method, those without dimensions,
-    which become literals, too.
+    which become literals, too. What it gets of one array is one constant, by its identity.
     """
     staging: Any = _partial_eval.DynamicJaxprTrace
     new_const = staging.new_const
 
     def new_constant(trace: Any, constant: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(constant, np.ndarray):
-            constant = own(constant)
+            constant = _shared_copy(constant)
         return new_const(trace, constant, *args, **kwargs)
 
     staging.new_const = staging.pure = staging.lift = new_constant
+
+
+#: The copies that are alive, by how they lie in memory, and by how their originals do.
+_copies: Final[WeakValueDictionary[Any, np.ndarray]] = WeakValueDictionary()
+
+
+def _shared_copy(value: np.ndarray) -> np.ndarray:
+    """Return a copy of an array of the host, the same one until somebody writes to the array."""
+
+    def layout(array: np.ndarray) -> Any:
+        kind = (type(array), getattr(array, "weak_type", None), array.dtype)
+        return (*kind, array.ctypes.data, array.shape, array.strides)
+
+    copy = _copies.get(layout(value))
+    if copy is not value and (copy is None or not _has_same_bytes(copy, value)):
+        copy = own(value)
+        _copies[layout(value)] = _copies[layout(copy)] = copy
+    return copy
+
+
+def _has_same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
+    if not one.dtype.itemsize:
+        return True
+    one, other = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (one, other))
+    return np.array_equal(one, other)
 
 
 @once
