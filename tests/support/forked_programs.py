@@ -12,7 +12,6 @@ import functools
 import gc
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -42,7 +41,7 @@ def can_fork(environment: dict[str, str]) -> bool:
 
 
 class ForkedProgram(subprocess.Popen[str]):
-    """What ``subprocess.Popen`` starts: Python, on source code, a script or a module."""
+    """``-c`` and source code, or a script, for Python, as ``subprocess.Popen`` starts them."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
         # The places of subprocess.Popen: see its private methods in Python 3.11 to 3.13.
@@ -128,18 +127,13 @@ def _await_program(requests: socket.socket) -> tuple[list[str], str | None, dict
 
 
 def _run(words: list[str], folder: str | None, environment: dict[str, str]) -> None:
-    """Do what Python does with ``-c`` and source code, ``-m`` or a script, and arguments."""
+    """Do what Python does with ``-c`` and source code, or a script, and arguments."""
     os.environ.clear()
     os.environ.update(environment)
     if folder is not None:
         os.chdir(folder)
     first, *arguments = words
-    main = sys.modules["__main__"] = ModuleType("__main__")
-    if first == "-m":
-        module, *arguments = arguments
-        sys.path[0], sys.argv = os.getcwd(), ["-m", *arguments]
-        vars(runpy)["_run_module_as_main"](module)  # what Python itself calls
-        return
+    main = ModuleType("__main__")
     if first == "-c":
         source, *arguments = arguments
         name, sys.path[0] = "<string>", ""
@@ -149,6 +143,7 @@ def _run(words: list[str], folder: str | None, environment: dict[str, str]) -> N
         name = main.__file__ = os.path.abspath(first)
         sys.path[0] = os.path.dirname(os.path.realpath(first))
     sys.argv = [first, *arguments]
+    sys.modules["__main__"] = main
     exec(compile(source, name, "exec", dont_inherit=True), vars(main))
 
 

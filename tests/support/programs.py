@@ -18,8 +18,6 @@ SNAPRT: Final = ("-m", "snaprt")
 
 _IMPORTS_JAX: Final = re.compile(r"\b(import|from) [\w., ]*\bjax\b")
 
-_RUNS_PROGRAMS: Final = frozenset({"bundle", "launch", "run", "triage"})
-
 Program = str | Path | tuple[str, ...]
 """Source code, a script, or the words that follow ``python``."""
 
@@ -43,8 +41,8 @@ def start_program(
         devices: How many CPU devices XLA shows the program.
         without: Environment variables that are taken away.
         errors: Where standard error goes: a pipe of its own, or ``subprocess.STDOUT``.
-        fork: Whether source code or a script that imports JAX, and commands of ``snaprt`` that
-            run no program, may find it imported: they are forked, see ``forked_programs``.
+        fork: Whether source code or a script that imports JAX may find it imported: it is
+            forked, see ``forked_programs``.
         variables: Environment variables that are set.
     """
     source = ""
@@ -55,15 +53,12 @@ def start_program(
         source = ((folder or Path()) / program).read_text()
         words = [str(program)]
     else:
-        words = [*map(str, program)]
+        words = list(program)
     environment = {name: text for name, text in os.environ.items() if name not in without}
     if devices is not None:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     environment |= {name: str(value) for name, value in variables.items()}
-    needs_jax = bool(_IMPORTS_JAX.search(source)) or (
-        words[:2] == [*SNAPRT] and _RUNS_PROGRAMS.isdisjoint(words[2:3])
-    )
-    fork = fork and needs_jax and can_fork(environment)
+    fork = fork and bool(_IMPORTS_JAX.search(source)) and can_fork(environment)
     start = ForkedProgram if fork else subprocess.Popen
     return start(
         [sys.executable, *words, *map(str, arguments)],
