@@ -94,7 +94,7 @@ def _shared_copy(value: np.ndarray) -> np.ndarray:
         return (*kind, array.ctypes.data, array.shape, array.strides)
 
     copy = _copies.get(layout(value))
-    if copy is not value and (copy is None or not _has_same_bytes(copy, value)):
+    if copy is None or not (copy is value or _has_same_bytes(copy, value)):
         copy = own(value)
         _copies[layout(value)] = _copies[layout(copy)] = copy
     return copy
