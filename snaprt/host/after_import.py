@@ -60,10 +60,8 @@ class _Finder(MetaPathFinder):
         # again: the first has taken the finder away.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-            if _own_imports.depth:
-                _own_imports.actions.append(self._action)
-            else:
-                self._action()
+            _own_imports.actions.append(self._action)
+            _own_imports.act()
 
 
 class _OwnImports(threading.local):
@@ -73,6 +71,11 @@ class _OwnImports(threading.local):
 
     def __init__(self) -> None:
         self.actions: list[Callable[[], None]] = []
+
+    def act(self) -> None:
+        """Do what is to be done, unless a module of snaprt is not complete."""
+        while self.actions and not self.depth:
+            self.actions.pop(0)()
 
 
 _OWN: Final = ("snaprt.", "snaprt_cache.", "snaprt_replay.")
@@ -106,5 +109,4 @@ class _Loader:
             self._own.exec_module(module)
         finally:
             _own_imports.depth -= 1
-            while _own_imports.actions and not _own_imports.depth:
-                _own_imports.actions.pop(0)()
+            _own_imports.act()

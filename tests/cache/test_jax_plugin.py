@@ -48,8 +48,7 @@ def start(folder: Path, code: str, *words: str, **environment: object) -> subpro
         script.write_text(code)
     taken = [name for name in os.environ if name.startswith(("SNAPRT_", "XLA_", "JAX_"))]
     ours = {"JAX_PLATFORMS": "cpu", "SNAPRT_CACHE_DIR": folder / "cache"} | environment
-    program = (*words, str(script)) if words else script
-    return start_program(program, without=taken, **ours)
+    return start_program((*words, str(script)), without=taken, **ours)
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:

@@ -405,14 +405,8 @@ def run_program(seed: int, folder: Path) -> list[float]:
     return [float(value[0]) for value in values.values()]
 
 
-@pytest.mark.parametrize(
-    ("seed", "keep_last"),
-    [
-        pytest.param(seed, keep_last, marks=[pytest.mark.full] * ((seed % 2) != (keep_last > 0)))
-        for seed in range(8)
-        for keep_last in (0, 3)
-    ],
-)
+@pytest.mark.parametrize("keep_last", [0, 3])
+@pytest.mark.parametrize("seed", range(8))
 def test_the_same_is_recorded_whoever_makes_the_calls(
     tmp_path: Path,
     closely: Callable[[bool], None],

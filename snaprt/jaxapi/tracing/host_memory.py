@@ -93,10 +93,11 @@ def _shared_copy(value: np.ndarray) -> np.ndarray:
         kind = (type(array), getattr(array, "weak_type", None), array.dtype)
         return (*kind, array.ctypes.data, array.shape, array.strides)
 
-    copy = _copies.get(layout(value))
+    original = layout(value)
+    copy = _copies.get(original)
     if copy is None or not (copy is value or _has_same_bytes(copy, value)):
         copy = own(value)
-        _copies[layout(value)] = _copies[layout(copy)] = copy
+        _copies[original] = _copies[layout(copy)] = copy
     return copy
 
 
