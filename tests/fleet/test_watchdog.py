@@ -473,7 +473,7 @@ for number in (1, 2):
         return dump["state"] == "python" and bool(dump["executions"])
 
     first = wait_for_hang_after(0)
-    time.sleep(4)  # two limits more
+    time.sleep(6)  # three limits more
     assert hangs_of(folder)[-1] == first
     (tmp_path / "go-1").touch()
     second = wait_for_hang_after(1)
