@@ -217,6 +217,11 @@ SETTINGS: Final = (
         default_text="`jax.process_index()`",
     ),
     _on_off("SNAPRT_CACHE", "Store compiled programs on disk and reuse them.", default=True),
+    _on_off(
+        "SNAPRT_AUTO_EAGER",
+        "Run a thread eagerly while nearly all its graphs are new, if the program marks no steps.",
+        default=True,
+    ),
     Setting(
         "SNAPRT_AUTO_STEP_BYTES",
         SIZE,

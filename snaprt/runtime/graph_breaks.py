@@ -130,6 +130,11 @@ BREAKS: Final[Mapping[str, Break]] = {
         "an operation with a Python number that changes each time, such as `x ** i` or `x[:i]`",
         "pass the number as an array: x ** jnp.asarray(i)",
     ),
+    "new_graphs": Break(
+        "no mark_step, and the graphs of this line keep being new: the thread runs eagerly for now",
+        "keep shapes, Python numbers and control flow the same in each iteration; "
+        "snaprt.CompilationProfiler() reports what differs",
+    ),
     "compiled": Break(
         "a call of an executable from `jax.jit(f).lower(x).compile()`",
         "call the jax.jit function itself, which is recorded as one operation",

@@ -400,12 +400,14 @@ def _run(
         counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
         metrics.counter_add(counter, len(plan.parts))
     progress.may_fall_back = not by_operation and not trace.fullgraph
+    if cause != "mark_step" and trace.may_fall_back():
+        progress.trace = trace
     try:
         fallen = None
         try:
             _run_parts(trace, plan, alive, progress)
         except _FallsBackError as fallback:
-            fallen = fallback.cut
+            fallen = fallback
         if fallen is not None:
             _run_fallen(trace, None if at_step else targets, cause, callbacks, fallen)
     finally:
@@ -518,9 +520,10 @@ def _run_parts(
 class _FallsBackError(Exception):
     """A program is not compiled, for its place has done that too often: see `Subscriber`."""
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: Cut, *, unpacks: bool) -> None:
         super().__init__()
         self.cut = cut
+        self.unpacks = unpacks  # whether what its jitted functions do is recorded from here on
 
 
 def _run_fallen(
@@ -528,10 +531,9 @@ def _run_fallen(
     targets: Sequence[LazyArray] | None,
     cause: str,
     callbacks: Listeners,
-    cut: Cut,
+    fallen: _FallsBackError,
 ) -> None:
     """Run op by op what is left of a cut: of ``targets``, or of all that is pending."""
-    metrics.counter_add("RecompileFallback")
     recording = trace.recording
     alive = recording.live_arrays()
     pending = alive if targets is None else [array for array in targets if array._value is None]
@@ -540,11 +542,11 @@ def _run_fallen(
     progress = _Progress(
         cause,
         callbacks,
-        cut,
+        fallen.cut,
         plan.is_all,
         by_operation=True,
         names_operations=False,
-        unpacked=trace.unpacked,
+        unpacked=trace.unpacked if fallen.unpacks else None,
     )
     _run_parts(trace, plan, alive, progress)
 
@@ -561,6 +563,7 @@ class _Progress:
     names_operations: bool  # whether errors name the operations of the program that failed
     withheld: bool = False  # whether its programs take no memory that they could take
     may_fall_back: bool = False  # whether a program may run op by op rather than be compiled
+    trace: LazyTrace | None = None  # what records, if that may fall back rather than compile one
     # Where it has, the jitted functions that do as well, to which more may be added.
     unpacked: set[str] | None = None
     # What was computed, by the number of the result, for what runs later.
@@ -691,6 +694,8 @@ def _executable_for(part: Part, program: Program, progress: _Progress) -> Ready:
         compilation = Compilation(at, program, promoted, executable, seconds, is_fallen)
         for tell in callbacks.compiled:
             tell(compilation)
+        if progress.trace is not None and not executable.from_cache:
+            progress.trace.fallback.compiled(_place_of(at), len(program.nodes), seconds)
         if cause == "eager":
             metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
         return executable
@@ -698,6 +703,8 @@ def _executable_for(part: Part, program: Program, progress: _Progress) -> Ready:
     ready = executable_for(
         program, compile_it, is_watched=is_watched, exactly=progress.withheld, constants=constants
     )
+    if progress.trace is not None and not ready.is_new:
+        progress.trace.fallback.used(len(program.nodes))
     if not ready.executable.is_collected:
         is_compiled = ready.is_new and not ready.executable.from_cache
         metrics.counter_add("UncachedCompile" if is_compiled else "CachedCompile")
@@ -710,16 +717,47 @@ def _fall_back_where_due(program: Program, progress: _Progress, at: Cut) -> None
     Raises:
         _FallsBackError: The program is.
     """
+    if _runs_eagerly(program, progress, at):
+        raise _FallsBackError(at, unpacks=False)
     is_fallen = progress.unpacked is not None
     if not (is_fallen or progress.may_fall_back):
         return
     if any(falls_back(at, program, is_fallen) for falls_back in progress.callbacks.falls_back):
         if progress.unpacked is None:
-            raise _FallsBackError(at)
+            metrics.counter_add("RecompileFallback")
+            raise _FallsBackError(at, unpacks=True)
         (node,) = program.nodes
         function = jaxapi.unpackable_function(node.primitive, node.params)
         if function is not None:
             progress.unpacked.add(function)
+
+
+def _runs_eagerly(program: Program, progress: _Progress, at: Cut) -> bool:
+    """Return whether a thread runs eagerly for a while, from a program on that is new."""
+    trace = progress.trace
+    if trace is None:
+        return False
+    if trace.fallback.is_on:  # what is still pending
+        return True
+    place, is_read = _place_of(at), at.cause not in pacing.CAUSES
+    if (
+        not trace.fallback.is_due(place, len(program.nodes), is_read=is_read)
+        or trace.pacer.is_expected_to_mark()
+    ):
+        return False
+    metrics.counter_add("EagerFallback")
+    for tell in progress.callbacks.at_once:
+        tell("all that follows, until it repeats", "new_graphs")
+    trace.fall_back(place)
+    return True
+
+
+def _place_of(cut: Cut) -> Any:
+    """Return what of a cut stays the same where it comes again."""
+    if cut.cause in pacing.CAUSES:
+        return pacing.SIZE
+    place = jaxapi.users_place(cut.stack)
+    return place and (place.file, place.line)
 
 
 def _withholds_donation() -> bool:

@@ -421,6 +421,9 @@ def follow_jit(
     if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
     key, operands = parsed
+    if trace.runs_eagerly(key, operands):
+        call = trace.fallback.function(function, info)
+        return trace.evaluate(call, arguments, operands), None, arguments
     result = follow(trace, key, operands)
     if result is None:
         return jaxapi.NOT_KNOWN, None, arguments

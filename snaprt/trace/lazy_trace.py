@@ -23,6 +23,7 @@ from snaprt.graph.program import Literal, Placement, literal
 from snaprt.host.collector import collect_seldom
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
+from snaprt.trace.fallback import Fallback, described
 from snaprt.trace.modes import NONE, Modes
 from snaprt.trace.pacing import ALONE, APART, BY_INDICES, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.trace.recording import Recording, carry_over
@@ -89,6 +90,7 @@ class LazyTrace(jaxapi.Trace):
         self._run = run
         self._is_recorded = is_recorded
         self.pacer = Pacer()
+        self.fallback = Fallback()
         self._callbacks: Counter[Any] = Counter()  # new ones, by the line that made them
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
@@ -202,6 +204,8 @@ class LazyTrace(jaxapi.Trace):
 
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
+        if self.fallback.is_on and self.runs_eagerly(described(primitive, params), args):
+            return self.evaluate(primitive.bind, ([_value(arg) for arg in args], params), ())
         if self.recording.point.stop is not None:
             self.cut_where_due()
         if self.unpacked and jaxapi.unpackable_function(primitive, params) in self.unpacked:
@@ -221,6 +225,56 @@ class LazyTrace(jaxapi.Trace):
         if self.modes.eager:
             self._grown(self)
         return results if primitive.multiple_results else results[0]
+
+    def may_fall_back(self) -> bool:
+        """Return whether the thread may run eagerly for a while."""
+        return (
+            self.modes is NONE
+            and not self.fullgraph
+            and self.pacer.may_fall_back()
+            and not self._is_recorded()
+        )
+
+    def fall_back(self, place: Any) -> None:
+        """Run eagerly, because of a place, until operations repeat: `snaprt.trace.fallback`."""
+        with self.lock:
+            if not self.fallback.is_on:
+                self.fallback.begin(place)
+                self.claimed += 1
+
+    def resume(self) -> None:
+        """Run lazily again."""
+        with self.lock:
+            if self.fallback.is_on:
+                self.fallback.end()
+                self.claimed -= 1
+
+    def runs_eagerly(self, what: Any, operands: Sequence[Any]) -> bool:
+        """Return whether an operation that comes next is to run eagerly: see `fall_back`."""
+        if not self.fallback.is_on:
+            return False
+        if self.fallback.has_repeated() or not self.may_fall_back():
+            self.resume()
+            return False
+        self.fallback.meet(what, operands)
+        return True
+
+    def evaluate(self, function: Callable[..., Any], arguments: Any, operands: Any) -> Any:
+        """Return what a function returns, eagerly.
+
+        Args:
+            function: The function.
+            arguments: Those by position and those by name.
+            operands: What of these may be lazy.
+        """
+        if any(type(operand) is LazyArray for operand in operands):
+            arguments = jax.tree.map(_value, arguments)
+        args, kwargs = arguments
+        started = time.perf_counter()
+        with jaxapi.evaluating():
+            returned = function(*args, **kwargs)
+        self.fallback.took(time.perf_counter() - started)
+        return returned
 
     def _record(
         self,
@@ -486,6 +540,10 @@ class LazyTrace(jaxapi.Trace):
     def cur_qdd(self, x: Any) -> Any:
         """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
         return jaxapi.evaluate_call("cur_qdd", x)
+
+
+def _value(operand: Any) -> Any:
+    return operand.materialize("eager") if type(operand) is LazyArray else operand
 
 
 def _always(_: Mapping[str, Any]) -> bool:

@@ -194,7 +194,7 @@ class Pacer:
             may_be_apart
             and variable in self._varying
             and not self.stands_alone(primitive, params)
-            and not self._is_expected_to_mark()
+            and not self.is_expected_to_mark()
         ):
             self._apart[symbol] = APART
             return APART
@@ -332,7 +332,7 @@ class Pacer:
         if cause is None and point.weight // _LOOP_LOOK == point.before.weight // _LOOP_LOOK:
             return None
         is_small = point.weight < min(_limits().graph or _MAX_FIRST, _MAX_FIRST)
-        if is_small and self._is_expected_to_mark():
+        if is_small and self.is_expected_to_mark():
             return None  # the next steps will not be cut either, and are to find its program
         iterations = _MIN_LOOP if cause is None else 2
         return None if self._find_repetition(point, iterations) else cause
@@ -344,11 +344,15 @@ class Pacer:
         """
         if self.is_on or self._has_stepped or point.weight < _LOOP_LOOK:
             return False
-        if not is_asked_for() or self._is_expected_to_mark():
+        if not is_asked_for() or self.is_expected_to_mark():
             return False
         return self._find_repetition(point, _MIN_ITERATIONS, 3 * len(point.operations()) // 4)
 
-    def _is_expected_to_mark(self) -> bool:
+    def may_fall_back(self) -> bool:
+        """Return whether the thread may run eagerly for a while: until it marks its first step."""
+        return not self._has_stepped and is_asked_for() and _limits().may_fall_back
+
+    def is_expected_to_mark(self) -> bool:
         """Return whether the thread is expected to mark steps; once it is, it stays so."""
         self._is_expected = self._is_expected or jaxapi.user_code_names(_MARK_STEPS)
         return self._is_expected
@@ -427,7 +431,7 @@ class Pacer:
             return left > (0 if is_carried else _MAX_LEFT)
         if self._has_stepped or left <= MIN_STEP:
             return False
-        return is_carried or not self._is_expected_to_mark()
+        return is_carried or not self.is_expected_to_mark()
 
     def was_cut(self, cause: str, path: Sequence[Point] | None, weight: int) -> None:
         """Take note of a cut.
@@ -570,10 +574,14 @@ class _Limits(NamedTuple):
     graph: int  # equations of a graph, at most; 0 where there is no limit
     automatic: int  # equations of an automatic step, at most; 0 where there are none
     nbytes: int
+    may_fall_back: bool  # whether a thread whose programs keep being new may run eagerly
 
 
 _texts: Final = settings.Texts(
-    "SNAPRT_MAX_GRAPH_SIZE", "SNAPRT_AUTO_STEP_SIZE", "SNAPRT_AUTO_STEP_BYTES"
+    "SNAPRT_MAX_GRAPH_SIZE",
+    "SNAPRT_AUTO_STEP_SIZE",
+    "SNAPRT_AUTO_STEP_BYTES",
+    "SNAPRT_AUTO_EAGER",
 )
 _last: tuple[list[Any], _Limits] | None = None
 
@@ -587,7 +595,10 @@ def _limits() -> _Limits:
         graph = int(settings.get("SNAPRT_MAX_GRAPH_SIZE"))
         automatic = int(settings.get("SNAPRT_AUTO_STEP_SIZE"))
         limits = _Limits(
-            graph, min(automatic, graph or automatic), int(settings.get("SNAPRT_AUTO_STEP_BYTES"))
+            graph,
+            min(automatic, graph or automatic),
+            int(settings.get("SNAPRT_AUTO_STEP_BYTES")),
+            settings.get("SNAPRT_AUTO_EAGER"),
         )
         last = _last = now, limits
     return last[1]
