@@ -37,6 +37,10 @@ _MIN_OPERATIONS: Final = 8
 _WINDOW: Final = 16
 _OFTEN: Final = 8
 
+#: Looking at an operation takes about as long as running it, so only these are of so many.
+_LOOKED_AT: Final = 512
+_OUT_OF: Final = 4096
+
 #: The thread is lazy again when operations that are known have taken as long as compiling had,
 #: each time so much longer. The time of those that are not known counts so often against it.
 _LONGER: Final = 4
@@ -82,7 +86,8 @@ class Fallback:
         self._window = deque([0] * _WINDOW)
         self._hash = 0
         self._seen: dict[int, int] = {}
-        self._is_known = False  # whether the last operation was
+        self._ran = 0  # how many operations have, eagerly
+        self._is_known: bool | None = None  # whether the last operation was, if it was looked at
         self._score = 0.0
         # By what JAX knows of them, jitted functions as C++ calls them; and what must stay alive.
         self._functions: dict[tuple[int, int], tuple[Callable[..., Any], Any, Any]] = {}
@@ -146,16 +151,22 @@ class Fallback:
             known = self._functions[key] = jaxapi.jit_again(fun, info), fun, info
         return known[0]
 
+    def looks(self) -> bool:
+        """Return whether the next operation is to be looked at."""
+        self._ran += 1
+        self._is_known = None
+        return self._ran % _OUT_OF < _LOOKED_AT
+
     def has_repeated(self) -> bool:
         """Return whether what the thread does has come again and again."""
         return self._score > self._need
 
     def took(self, seconds: float) -> None:
         """Take note of how long the last operation took."""
-        if self._is_known:
-            self._score += seconds
-        else:
-            self._score = max(0.0, self._score - _AGAINST * seconds)
+        if self._is_known is not None:
+            seconds *= _OUT_OF / _LOOKED_AT
+            gain = seconds if self._is_known else -_AGAINST * seconds
+            self._score = max(0.0, self._score + gain)
 
     def meet(self, what: Any, operands: Sequence[Any]) -> None:
         """Take note of an operation that is about to run.
@@ -175,8 +186,9 @@ class Fallback:
         self._hash = key
         seen = self._seen
         times = seen.get(key, 0)
-        self._is_known = times >= _OFTEN
-        if not self._is_known:
+        if self._ran % _OUT_OF >= _WINDOW:  # else others were not looked at just before it
+            self._is_known = times >= _OFTEN
+        if times < _OFTEN:
             if len(seen) >= _MAX_SEEN:
                 seen.clear()
             seen[key] = times + 1

@@ -417,13 +417,15 @@ def follow_jit(
         returned, with the arguments to call it with.
     """
     arguments = (args, kwargs)
+    fallback = trace.fallback
+    if fallback.is_on and not fallback.looks() and trace.may_fall_back():
+        return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
     key, operands = parsed
-    if trace.runs_eagerly(key, operands):
-        call = trace.fallback.function(function, info)
-        return trace.evaluate(call, arguments, operands), None, arguments
+    if fallback.is_on and trace.looks_and_runs_eagerly(key, operands):
+        return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     result = follow(trace, key, operands)
     if result is None:
         return jaxapi.NOT_KNOWN, None, arguments

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -204,8 +205,8 @@ class LazyTrace(jaxapi.Trace):
 
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
-        if self.fallback.is_on and self.runs_eagerly(described(primitive, params), args):
-            return self.evaluate(primitive.bind, ([_value(arg) for arg in args], params), ())
+        if self.fallback.is_on and self._runs_eagerly(primitive, args, params):
+            return self.evaluate(partial(primitive.bind, **params), args, {})
         if self.recording.point.stop is not None:
             self.cut_where_due()
         if self.unpacked and jaxapi.unpackable_function(primitive, params) in self.unpacked:
@@ -249,27 +250,25 @@ class LazyTrace(jaxapi.Trace):
                 self.fallback.end()
                 self.claimed -= 1
 
-    def runs_eagerly(self, what: Any, operands: Sequence[Any]) -> bool:
-        """Return whether an operation that comes next is to run eagerly: see `fall_back`."""
-        if not self.fallback.is_on:
-            return False
+    def _runs_eagerly(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
+        if not self.fallback.looks() and self.may_fall_back():
+            return True
+        return self.looks_and_runs_eagerly(described(primitive, params), args)
+
+    def looks_and_runs_eagerly(self, what: Any, operands: Sequence[Any]) -> bool:
+        """Return whether an operation that comes next runs eagerly; look at it."""
         if self.fallback.has_repeated() or not self.may_fall_back():
             self.resume()
             return False
         self.fallback.meet(what, operands)
         return True
 
-    def evaluate(self, function: Callable[..., Any], arguments: Any, operands: Any) -> Any:
-        """Return what a function returns, eagerly.
-
-        Args:
-            function: The function.
-            arguments: Those by position and those by name.
-            operands: What of these may be lazy.
-        """
-        if any(type(operand) is LazyArray for operand in operands):
-            arguments = jax.tree.map(_value, arguments)
-        args, kwargs = arguments
+    def evaluate(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return what a function returns, eagerly; of JAX, or a jitted one."""
+        if not all(type(arg) in _NOT_LAZY for arg in args):
+            args = jax.tree.map(_value, args)
+        if kwargs and not all(type(arg) in _NOT_LAZY for arg in kwargs.values()):
+            kwargs = jax.tree.map(_value, kwargs)
         started = time.perf_counter()
         with jaxapi.evaluating():
             returned = function(*args, **kwargs)
@@ -540,6 +539,10 @@ class LazyTrace(jaxapi.Trace):
     def cur_qdd(self, x: Any) -> Any:
         """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
         return jaxapi.evaluate_call("cur_qdd", x)
+
+
+#: The types of arguments that are not lazy, and of which no part is.
+_NOT_LAZY = frozenset({jaxapi.ArrayImpl, bool, int, float, complex, str, type(None)})
 
 
 def _value(operand: Any) -> Any:

@@ -350,7 +350,8 @@ class Pacer:
 
     def may_fall_back(self) -> bool:
         """Return whether the thread may run eagerly for a while: until it marks its first step."""
-        return not self._has_stepped and is_asked_for() and _limits().may_fall_back
+        limits = _limits()
+        return limits.may_fall_back and bool(limits.automatic) and not self._has_stepped
 
     def is_expected_to_mark(self) -> bool:
         """Return whether the thread is expected to mark steps; once it is, it stays so."""
