@@ -642,7 +642,7 @@ def _run_part(
         failure = failed_run(
             error,
             f"{executable.name}.{executable.graph_id}",
-            part.nodes if progress.names_operations else (),
+            part.nodes if progress.names_operations or progress.by_operation else (),
             progress.cause,
             by_operation=progress.by_operation,
         )

@@ -176,6 +176,7 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         r"|test_callback_with_wrong_(number_of_args|number_of_returned_values|shape_outputs)_pure"
         r"|test_vmap_vectorized_callback_errors_if_returns_wrong_shape"
         r"|test_ppermute_different_axis_order_error|test_pjit_uncommitted_array_multi_devices"
+        r"|FfiTest::test_non_hashable_attributes"
         r"|test_pjit_with_deleted_input_at_subsequent_call_uncommitted"
         r"|^test_errors\.py::test_(basic|vmap|jvp|grad)$|^test_callback\.py::test_wrong$"
         r"|^test_debug\.py::test_check_dce$",
@@ -223,6 +224,7 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
     (
         "lazy",
         r"test_fully_replicated_donated_array_is_deleted|test_jit_donate_|test_donate_arg"
+        r"|test_specify_donate_argnums_and_argnames"
         r"|test_pmap_donate_argnums_invalidates_input|test_jit_no_forwarding$"
         r"|::testBufferDonation(DifferentIOShapes|With(Kwargs|Names|OutputShardingInference"
         r"|PyTreeKwargs))?$"

@@ -243,6 +243,20 @@ def test_a_read_that_falls_back_runs_what_it_needs_alone(monkeypatch):
     np.testing.assert_allclose(other, np.sinh(X), rtol=1e-6)
 
 
+def test_an_operation_that_fails_in_a_graph_that_falls_back_is_named(monkeypatch):
+    monkeypatch.setenv("SNAPRT_RECOMPILE_LIMIT", "1:eager")
+    with (
+        snaprt.lazy(),
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match=r"in a result of jit\(log\) at .*recompiles") as raised,
+    ):
+        for count, total in ((8, 1e6), (9, 1e6), (10, -1e6)):
+            snaprt.mark_step()
+            float(jnp.log(loop(count).sum() + total))
+    assert "OPBYOP" not in str(raised.value)
+    assert count == 10
+
+
 def chain(count):
     y = np.asarray(X)
     for _ in range(count):
