@@ -265,10 +265,10 @@ class LazyTrace(jaxapi.Trace):
 
     def evaluate(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return what a function returns, eagerly; of JAX, or a jitted one."""
-        if not all(type(arg) in _NOT_LAZY for arg in args):
-            args = jax.tree.map(_value, args)
-        if kwargs and not all(type(arg) in _NOT_LAZY for arg in kwargs.values()):
-            kwargs = jax.tree.map(_value, kwargs)
+        if not all(type(arg) is jaxapi.ArrayImpl for arg in args) or kwargs:
+            leaves = jax.tree.leaves((args, kwargs))
+            if any(type(leaf) is LazyArray for leaf in leaves):  # else static arguments stay as is
+                args, kwargs = jax.tree.map(_value, (args, kwargs))
         started = time.perf_counter()
         with jaxapi.evaluating():
             returned = function(*args, **kwargs)
@@ -539,10 +539,6 @@ class LazyTrace(jaxapi.Trace):
     def cur_qdd(self, x: Any) -> Any:
         """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
         return jaxapi.evaluate_call("cur_qdd", x)
-
-
-#: The types of arguments that are not lazy, and of which no part is.
-_NOT_LAZY = frozenset({jaxapi.ArrayImpl, bool, int, float, complex, str, type(None)})
 
 
 def _value(operand: Any) -> Any:
