@@ -5,7 +5,8 @@ seconds to compile and that run once. Eager JAX takes milliseconds for the same 
 place whose programs keep being new makes its thread fall back: from there on, JAX runs each
 operation as without us, and all that happens here is that it is looked at whether the operations
 have come in this order before. When they have, again and again, the thread is lazy again. Each time
-it falls back, it takes longer.
+it falls back, it takes longer. When it falls back depends on operations alone, not on time, so a
+program does so at the same place each time it runs with what its cache holds.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from snaprt import jaxapi
 
 #: A place makes its thread fall back with so many more new programs than known ones ran meanwhile
 #: ...
-_MOST_NEW: Final = 3
+_MOST_NEW: Final = 4
 #: ... where no one reads a value but pending work is cut, as that of a first long step ...
 _MOST_NEW_BY_SIZE: Final = 16
 #: ... or with so many, if known programs have saved less than compiling these took; ...
 _MOST_COSTLY: Final = 16
-#: ... if they took at least so long to compile, in seconds.
-_MIN_SECONDS: Final = 1.0
+#: ... if they have so many operations together. What of an iteration differs is found before.
+_MIN_NEW_OPERATIONS: Final = 300
 
-#: What eager JAX takes for an operation, which a program that is known saves, in seconds.
-_EAGER_OPERATION: Final = 5e-5
+#: Compiling an operation takes about as long as so many eager ones, which a known program saves.
+_COST: Final = 200
 
 #: Programs of fewer operations do not count: eager JAX compiles operations, too.
 _MIN_OPERATIONS: Final = 8
@@ -61,8 +62,9 @@ class _Place:
 
     new: int = 0
     surplus: int = 0  # of new programs over known ones that ran meanwhile
-    seconds: float = 0.0  # what compiling the new ones took
-    saved: float = 0.0  # what known ones had saved before the first new one
+    operations: int = 0  # how many the new ones have together
+    seconds: float = 0.0  # what compiling them took
+    saved: int = 0  # how many operations of known ones had run before the first new one
     used: int = 0  # how many known ones had run when it was last looked at
 
 
@@ -77,7 +79,7 @@ class Fallback:
         self.is_on = False
         self._places: dict[Any, _Place] = {}
         self._used = 0
-        self._saved = 0.0
+        self._saved = 0
         self._longer = 1
         self._need = 0.0  # how many seconds of known operations it takes to be lazy again
         self._forget()
@@ -96,7 +98,7 @@ class Fallback:
         """Take note that a program which was known has run."""
         if operations >= _MIN_OPERATIONS:
             self._used += 1
-            self._saved += operations * _EAGER_OPERATION
+            self._saved += operations
 
     def compiled(self, place: Any, operations: int, seconds: float) -> None:
         """Take note of a program that was not known and not in the cache.
@@ -112,6 +114,7 @@ class Fallback:
         at.new += 1
         at.surplus = max(0, at.surplus - (self._used - at.used)) + 1
         at.used = self._used
+        at.operations += operations
         at.seconds += seconds
 
     def is_due(self, place: Any, operations: int, *, is_read: bool) -> bool:
@@ -123,11 +126,12 @@ class Fallback:
             is_read: Whether it is cut there because a value is read.
         """
         at = self._places.get(place)
-        if at is None or operations < _MIN_OPERATIONS or at.seconds < _MIN_SECONDS:
+        if at is None or operations < _MIN_OPERATIONS or at.operations < _MIN_NEW_OPERATIONS:
             return False
         surplus = max(0, at.surplus - (self._used - at.used))
         most = _MOST_NEW if is_read else _MOST_NEW_BY_SIZE
-        return surplus >= most or (at.new >= _MOST_COSTLY and at.seconds > self._saved - at.saved)
+        saved = self._saved - at.saved
+        return surplus >= most or (at.new >= _MOST_COSTLY and _COST * at.operations > saved)
 
     def begin(self, place: Any) -> None:
         """Fall back because of a place."""

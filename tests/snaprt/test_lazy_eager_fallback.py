@@ -33,8 +33,8 @@ X = jnp.linspace(0.0, 1.0, 16)
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Let a thread fall back however fast XLA compiles."""
-    monkeypatch.setattr(fallback, "_MIN_SECONDS", 0.0)
+    """Let a thread fall back however small its programs are."""
+    monkeypatch.setattr(fallback, "_MIN_NEW_OPERATIONS", 0)
 
 
 class Loop:
@@ -131,13 +131,13 @@ def test_it_takes_longer_each_time():
 
     needed = []
     for _ in range(2):
-        for _ in range(3):
+        for _ in range(4):
             state.compiled("place", 10, 0.5)
         assert state.is_due("place", 10, is_read=True)
         state.begin("place")
         needed.append(rounds_until_repeated())
         state.end()
-    assert 5_000 < needed[0] < 10_000  # as long as compiling took
+    assert 7_500 < needed[0] < 15_000  # as long as compiling took
     assert needed[1] > 3 * needed[0]
 
 
@@ -175,6 +175,18 @@ def test_small_programs_do_not_count():
     for _ in range(50):
         state.compiled("a", 2, 1.0)
     assert not state.is_due("a", 2, is_read=True)
+
+
+@pytest.mark.parametrize(("operations", "is_due"), [(70, False), (80, True)])
+def test_a_few_programs_must_have_many_operations(monkeypatch, operations, is_due):
+    monkeypatch.undo()
+    state = fallback.Fallback()
+    for _ in range(4):
+        assert not state.is_due("a", operations, is_read=True)
+        state.compiled("a", operations, 1.0)
+    assert state.is_due("a", operations, is_read=True) is is_due
+    assert not state.is_due("a", operations, is_read=False)
+    assert not state.is_due("b", operations, is_read=True)
 
 
 def test_a_thread_that_is_expected_to_mark_steps_stays_lazy():
