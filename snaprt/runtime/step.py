@@ -545,7 +545,7 @@ def _run_fallen(
         fallen.cut,
         plan.is_all,
         by_operation=True,
-        names_operations=False,
+        names_operations=True,
         unpacked=trace.unpacked if fallen.unpacks else None,
     )
     _run_parts(trace, plan, alive, progress)
@@ -631,7 +631,7 @@ def _run_part(
             if executable.is_collected
             else run_followed(executable, run, (executable, arguments, process_recorder()), {})
         )
-        if progress.by_operation or progress.names_operations:  # errors are to name them
+        if progress.names_operations:  # errors are to name them
             jax.block_until_ready(results)
         if is_repro_asked_for:
             repro.wait_for_failure(results)
@@ -642,7 +642,7 @@ def _run_part(
         failure = failed_run(
             error,
             f"{executable.name}.{executable.graph_id}",
-            part.nodes if progress.names_operations or progress.by_operation else (),
+            part.nodes if progress.names_operations else (),
             progress.cause,
             by_operation=progress.by_operation,
         )

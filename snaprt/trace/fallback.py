@@ -67,6 +67,10 @@ class _Place:
     saved: int = 0  # how many operations of known ones had run before the first new one
     used: int = 0  # how many known ones had run when it was last looked at
 
+    def surplus_after(self, used: int) -> int:
+        """Return the surplus now that so many known ones have run."""
+        return max(0, self.surplus - (used - self.used))
+
 
 class Fallback:
     """Whether a thread that is to run lazily runs eagerly for now.
@@ -112,7 +116,7 @@ class Fallback:
             return
         at = self._places.setdefault(place, _Place(saved=self._saved))
         at.new += 1
-        at.surplus = max(0, at.surplus - (self._used - at.used)) + 1
+        at.surplus = at.surplus_after(self._used) + 1
         at.used = self._used
         at.operations += operations
         at.seconds += seconds
@@ -128,10 +132,11 @@ class Fallback:
         at = self._places.get(place)
         if at is None or operations < _MIN_OPERATIONS or at.operations < _MIN_NEW_OPERATIONS:
             return False
-        surplus = max(0, at.surplus - (self._used - at.used))
         most = _MOST_NEW if is_read else _MOST_NEW_BY_SIZE
         saved = self._saved - at.saved
-        return surplus >= most or (at.new >= _MOST_COSTLY and _COST * at.operations > saved)
+        return at.surplus_after(self._used) >= most or (
+            at.new >= _MOST_COSTLY and _COST * at.operations > saved
+        )
 
     def begin(self, place: Any) -> None:
         """Fall back because of a place."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from counting import counting
 from programs import SNAPRT, run_program
-from threads import in_thread
+from threads import lazily_in_thread
 
 import snaprt
 from snaprt.explain.cuts import Collector
@@ -41,16 +41,6 @@ def new_weights(width=64):
     }
 
 
-def in_new_thread(function):
-    """Return what ``function`` returns in a thread that has marked no step yet, run lazily."""
-
-    def work():
-        with snaprt.lazy():
-            return function()
-
-    return in_thread(work)
-
-
 def cuts(cause):
     return snaprt.metrics.counter_value(f"cut::{cause}") or 0
 
@@ -67,7 +57,7 @@ def test_jitted_steps_that_nobody_reads_run_one_by_one_as_one_program():
         return losses
 
     with counting() as counts:
-        losses = in_new_thread(lambda: train(50))
+        losses = lazily_in_thread(lambda: train(50))
         values = [float(loss) for loss in losses]
     assert counts.graphs == 50
     assert counts.compiled <= 2
@@ -101,7 +91,7 @@ def test_the_memory_of_steps_that_nobody_reads_is_given_back():
     watcher = Donations()
     subscribe(watcher)
     try:
-        few, many = (in_new_thread(lambda n=rounds: train(n)) for rounds in (5, 40))
+        few, many = (lazily_in_thread(lambda n=rounds: train(n)) for rounds in (5, 40))
     finally:
         unsubscribe(watcher)
     assert many <= few
@@ -117,7 +107,7 @@ def test_a_long_chain_of_small_operations_is_cut_at_its_period_and_compiles_a_fe
         return float(x[0]), deepest
 
     with counting() as counts:
-        value, deepest = in_new_thread(loop)
+        value, deepest = lazily_in_thread(loop)
     assert value == 2.0
     assert deepest <= 4000
     assert counts.compiled <= 6
@@ -143,7 +133,7 @@ def test_a_loop_whose_end_alone_is_read_is_not_compiled_as_one_program(iterate):
     start = jnp.asarray(np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32))
     before = cuts("repeats")
     with counting() as counts:
-        value = in_new_thread(loop)
+        value = lazily_in_thread(loop)
     assert cuts("repeats") > before
     assert counts.compiled <= 4
     np.testing.assert_allclose(value, loop(), rtol=1e-4)
@@ -217,7 +207,7 @@ def test_what_differs_in_each_iteration_makes_no_new_program_of_the_rest(
     rounds = 20 if read_every == 1 else 50
     expected = fit(vary, read_every, rounds)
     with counting() as counts:
-        values = in_new_thread(lambda: fit(vary, read_every, rounds))
+        values = lazily_in_thread(lambda: fit(vary, read_every, rounds))
     for value, wanted in zip(values, expected, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=1e-5)
     # Programs of some iterations; and what differs in those after which that is known.
@@ -235,7 +225,7 @@ def test_slices_at_other_places_make_no_new_programs_of_a_thread_that_marks_step
         return np.asarray(weights[0])
 
     with counting() as counts:
-        in_new_thread(train)
+        lazily_in_thread(train)
     assert counts.graphs == 13
     # Before the first step; with a static slice; with indices that are constants, then operands.
     assert counts.compiled <= 4
@@ -250,7 +240,7 @@ def test_what_differs_in_each_step_is_part_of_it_where_a_thread_marks_steps():
             snaprt.mark_step()
 
     with counting() as counts:
-        in_new_thread(train)
+        lazily_in_thread(train)
     assert counts.graphs == 7
     assert cuts("repeats") == 0
 
@@ -275,18 +265,18 @@ def test_equal_slices_of_layers_stay_in_one_program():
 
     expected = train()
     with counting() as counts:
-        values = in_new_thread(train)
+        values = lazily_in_thread(train)
     np.testing.assert_allclose(values, expected, rtol=1e-4)
     assert counts.compiled <= 4
 
 
 def test_a_training_loop_written_without_jit_is_cut_where_its_rounds_end():
     with counting() as counts:
-        first = in_new_thread(lambda: [float(x) for x in eager_training(40)])
+        first = lazily_in_thread(lambda: [float(x) for x in eager_training(40)])
     assert counts.compiled <= 6
     assert cuts("repeats") > 10
     with counting() as counts:
-        again = in_new_thread(lambda: [float(x) for x in eager_training(40)])
+        again = lazily_in_thread(lambda: [float(x) for x in eager_training(40)])
     assert counts.compiled == 0
     assert first == again
     # Fused operations round differently; the error is relative to 1, from which y differs.
@@ -296,10 +286,10 @@ def test_a_training_loop_written_without_jit_is_cut_where_its_rounds_end():
 def test_rounds_longer_than_the_bound_are_soon_cut_at_the_same_places_in_each(monkeypatch):
     monkeypatch.setenv("SNAPRT_AUTO_STEP_SIZE", "100")
     with counting() as counts:
-        in_new_thread(lambda: [float(x) for x in eager_training(20, layers=6)])
+        lazily_in_thread(lambda: [float(x) for x in eager_training(20, layers=6)])
     assert counts.compiled <= 50  # until the places are found
     with counting() as counts:
-        in_new_thread(lambda: [float(x) for x in eager_training(50, layers=6)])
+        lazily_in_thread(lambda: [float(x) for x in eager_training(50, layers=6)])
     assert counts.compiled <= 3  # thirty rounds more, and no new program but for the end
 
 
@@ -314,7 +304,7 @@ def test_without_automatic_steps_graphs_are_cut_at_their_largest_size_alone(monk
         return float(x[0])
 
     with counting() as counts:
-        assert in_new_thread(loop) == 351.0
+        assert lazily_in_thread(loop) == 351.0
     assert counts.graphs == 4
 
 
@@ -333,7 +323,7 @@ def test_an_average_of_weights_beside_a_jitted_step_piles_up_no_work():
 
     for read in (False, True):
         with counting() as counts:
-            most = in_new_thread(lambda read=read: train(30, read))
+            most = lazily_in_thread(lambda read=read: train(30, read))
         assert most <= 15
         assert counts.compiled <= 6
 
@@ -350,7 +340,7 @@ def test_a_read_runs_what_is_left_where_that_is_much_and_leaves_what_is_little()
         assert float((x * 5)[0]) == 5.0
         return left, much._value is not None
 
-    assert in_new_thread(loop) == (True, True)
+    assert lazily_in_thread(loop) == (True, True)
 
 
 def test_what_a_program_draws_and_computes_before_its_first_step_is_in_one_program():
@@ -363,7 +353,7 @@ def test_what_a_program_draws_and_computes_before_its_first_step_is_in_one_progr
         return weights
 
     with counting() as counts:
-        in_new_thread(first_step)
+        lazily_in_thread(first_step)
     assert (counts.graphs, counts.compiled) == (1, 1)
 
 
@@ -384,7 +374,7 @@ def test_a_program_that_marks_steps_has_one_program_a_step_whatever_it_calls():
         return float(total)
 
     before = cuts("own_program")
-    in_new_thread(train)
+    lazily_in_thread(train)
     assert cuts("own_program") - before <= 5  # of the first step
 
 
@@ -403,7 +393,7 @@ def test_steps_are_automatic_again_where_a_program_stops_marking_them():
         return most, thread_trace().recording.point.depth
 
     with counting() as counts:
-        most, last = in_new_thread(train)
+        most, last = lazily_in_thread(train)
     assert most < 1000
     assert last <= 1
     assert counts.compiled <= 5
@@ -421,7 +411,7 @@ def test_what_draws_random_numbers_is_compiled_once_whatever_stands_around_it():
         return float(total)
 
     with counting() as counts:
-        draws = in_new_thread(draw)
+        draws = lazily_in_thread(draw)
     assert np.isfinite(draws)
     names = [
         name
@@ -467,7 +457,7 @@ def test_a_long_loop_that_draws_random_numbers_becomes_one_program_a_round(
             values_then = walk(250, **loop)
         return first, values, then, values_then
 
-    first, values, then, values_then = in_new_thread(run)
+    first, values, then, values_then = lazily_in_thread(run)
     expected = walk(250, **loop)
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(values_then, expected, rtol=1e-5, atol=1e-6)
@@ -489,7 +479,7 @@ def test_a_loop_that_a_program_begins_with_is_one_program_a_round_from_the_start
         return np.asarray(place), float(losses[0])
 
     with counting() as counts:
-        place, loss = in_new_thread(lambda: noisy(300))
+        place, loss = lazily_in_thread(lambda: noisy(300))
     expected = noisy(300)
     np.testing.assert_allclose(place, expected[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(loss, expected[1], rtol=1e-5)
@@ -514,7 +504,7 @@ def test_a_loop_found_late_runs_in_the_program_of_its_later_iterations(number_of
         return float(loss), np.asarray(w1)  # of the last iteration: those before it are dead
 
     with counting() as counts:
-        loss, weights = in_new_thread(run)
+        loss, weights = lazily_in_thread(run)
     expected = run()
     np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
     np.testing.assert_allclose(weights, expected[1], rtol=1e-4, atol=1e-6)
@@ -538,7 +528,7 @@ def test_iterations_between_two_reads_run_in_the_program_of_a_few(is_raised):
         return losses
 
     with counting() as counts:
-        losses = in_new_thread(run)
+        losses = lazily_in_thread(run)
     np.testing.assert_allclose(losses, run(), rtol=1e-5)
     assert counts.graphs >= 30
     # What precedes the loop, one iteration of it, and two; before the powers are seen to differ in
@@ -557,7 +547,7 @@ def test_a_loop_within_another_is_cut_at_the_same_places_in_each(rounds):
         return np.asarray(y)
 
     with counting() as counts:
-        value = in_new_thread(run)
+        value = lazily_in_thread(run)
     np.testing.assert_allclose(value, run(), rtol=1e-5)
     assert counts.compiled <= 8
 
@@ -583,7 +573,7 @@ def test_an_unrolled_network_is_one_program_an_iteration(is_read):
         return np.asarray(weights)
 
     with counting() as counts:
-        weights = in_new_thread(run)
+        weights = lazily_in_thread(run)
     np.testing.assert_allclose(weights, run(), rtol=1e-4, atol=1e-6)
     assert counts.graphs <= 22
     assert counts.compiled <= 3  # with what precedes the first iteration
@@ -601,7 +591,7 @@ def test_a_read_after_a_loop_runs_the_program_of_an_iteration():
             values = float(total), float(best)
         return counts, values, float(total / 10)
 
-    counts, values, mean = in_new_thread(run)
+    counts, values, mean = lazily_in_thread(run)
     assert counts.compiled == 0
     _, *expected = run()
     np.testing.assert_allclose([*values, mean], [*expected[0], expected[1]], rtol=1e-5)
@@ -626,7 +616,7 @@ def test_what_is_read_once_after_such_a_loop_runs_in_the_pieces_that_are_there(
             values.append(walk(200, walkers=13))
         return values, counts
 
-    values, counts = in_new_thread(run)
+    values, counts = lazily_in_thread(run)
     assert 1 <= sum(map(bool, ends)) <= 2  # where the loop is first read, now that it is joined
     assert counts.compiled == 0
     np.testing.assert_allclose(values, [walk(200, walkers=13)] * 4, rtol=1e-5, atol=1e-6)
@@ -651,12 +641,12 @@ def test_a_loop_whose_rounds_all_differ_goes_back_to_small_programs(joins_soon, 
         assert not thread_trace().pacer._joined
         return first, differing(300)
 
-    first, again = in_new_thread(run)
+    first, again = lazily_in_thread(run)
     np.testing.assert_allclose(first, differing(300), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(first, again)
 
     with counting() as counts:
-        in_new_thread(lambda: (walk(400), differing(300)))
+        lazily_in_thread(lambda: (walk(400), differing(300)))
     assert counts.compiled <= 60, counts
 
 
@@ -671,7 +661,7 @@ def test_bytes_that_pile_up_are_bounded(monkeypatch):
             assert thread_trace().recording.point.nbytes <= 3 << 20
         return float(total[0, 0])
 
-    assert in_new_thread(loop) == sum(range(200))
+    assert lazily_in_thread(loop) == sum(range(200))
     assert cuts("graph_bytes") + cuts("repeats") > before
 
 
@@ -684,7 +674,7 @@ def test_nothing_is_cut_where_no_automatic_steps_are_asked_for(monkeypatch):
             x = x + 1.0
         return thread_trace().recording.point.depth
 
-    assert in_new_thread(loop) >= 1500
+    assert lazily_in_thread(loop) >= 1500
 
 
 def test_a_scope_that_allows_no_cut_is_not_cut():
@@ -698,7 +688,7 @@ def test_a_scope_that_allows_no_cut_is_not_cut():
             snaprt.mark_step()
         return float(loss)
 
-    assert np.isfinite(in_new_thread(work))
+    assert np.isfinite(lazily_in_thread(work))
 
 
 def test_an_automatic_cut_is_told_with_its_reason_and_the_line_to_mark_a_step_at():
@@ -717,7 +707,7 @@ def test_an_automatic_cut_is_told_with_its_reason_and_the_line_to_mark_a_step_at
         return float(y[0, 0])
 
     try:
-        in_new_thread(loop)
+        lazily_in_thread(loop)
     finally:
         unsubscribe(collector)
     by_cause = {event.cause: event for event in events}
@@ -768,7 +758,7 @@ def test_what_fails_in_an_automatic_step_raises_only_where_it_is_read(monkeypatc
         np.testing.assert_array_equal(x * 5, [10, 10, 10])
 
     before = cuts("graph_size") + cuts("repeats")
-    in_new_thread(program)
+    lazily_in_thread(program)
     assert cuts("graph_size") + cuts("repeats") > before
 
 
@@ -782,7 +772,7 @@ def test_an_effect_that_fails_in_an_automatic_step_raises_there(monkeypatch):
             functools.reduce(operator.add, [x] * 200)
         np.testing.assert_array_equal(x, [2, 2, 2])
 
-    in_new_thread(program)
+    lazily_in_thread(program)
 
 
 def test_a_read_that_runs_the_rest_raises_nothing_of_that():
@@ -798,7 +788,7 @@ def test_a_read_that_runs_the_rest_raises_nothing_of_that():
         with pytest.raises(snaprt.CompileError, match="no_such_target"):
             np.asarray(failed)
 
-    in_new_thread(program)
+    lazily_in_thread(program)
 
 
 UNREAD = """

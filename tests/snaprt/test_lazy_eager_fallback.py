@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from counting import counting
 from recordings import recorded
-from threads import in_thread
+from threads import lazily_in_thread
 
 import snaprt
 from snaprt.explain.cuts import AtOnceRecord, Collector
@@ -66,16 +66,6 @@ class Loop:
         return totals
 
 
-def lazily(function):
-    """Return what ``function`` returns in a thread that has marked no step yet, run lazily."""
-
-    def work():
-        with snaprt.lazy():
-            return function()
-
-    return in_thread(work)
-
-
 def fallbacks():
     return snaprt.metrics.counter_value("EagerFallback") or 0
 
@@ -86,7 +76,7 @@ def test_iterations_that_differ_run_eagerly():
         return loop.differ(60), type(loop.x)
 
     with counting() as counts:
-        totals, kind = lazily(run)
+        totals, kind = lazily_in_thread(run)
     assert kind is not LazyArray
     assert fallbacks() == 1
     assert counts.compiled < 20  # of these, 4 at most are of iterations
@@ -102,7 +92,7 @@ def test_a_loop_that_repeats_is_lazy_again():
         is_eager = type(loop.x) is not LazyArray
         return [*differing, *at_first, *loop.repeat(1500)], is_eager
 
-    totals, was_eager = lazily(run)
+    totals, was_eager = lazily_in_thread(run)
     assert was_eager
     assert type(loop.x) is LazyArray
     assert fallbacks() == 1
@@ -197,7 +187,7 @@ def test_a_thread_that_is_expected_to_mark_steps_stays_lazy():
             snaprt.mark_step()
         return type(loop.x)
 
-    assert lazily(run) is LazyArray
+    assert lazily_in_thread(run) is LazyArray
     assert not fallbacks()
 
 
@@ -219,7 +209,7 @@ def test_a_thread_stays_lazy_if_it_is_asked_to(monkeypatch, tmp_path, name, valu
         loop.differ(8)
         return type(loop.x)
 
-    assert lazily(run) is LazyArray
+    assert lazily_in_thread(run) is LazyArray
     assert not fallbacks()
 
 
@@ -233,7 +223,7 @@ def test_what_is_to_be_recorded_from_here_on_is_lazy_again(monkeypatch, tmp_path
         loop.differ(1)
         return type(loop.x)
 
-    assert lazily(run) is LazyArray
+    assert lazily_in_thread(run) is LazyArray
     monkeypatch.delenv("SNAPRT_DUMP_DIR")
     assert recorded(tmp_path)
 
@@ -251,7 +241,7 @@ def test_effects_keep_their_order():
             loop.differ(1)
         jax.effects_barrier()
 
-    lazily(run)
+    lazily_in_thread(run)
     assert fallbacks() == 1
     assert seen == list(range(30))
 
@@ -265,7 +255,7 @@ def test_what_was_pending_has_its_value_later():
             loop.differ(1)
         return [np.asarray(x) for x in kept]
 
-    lazy = lazily(run)
+    lazy = lazily_in_thread(run)
     assert fallbacks() == 1
     for got, expected in zip(lazy, run(), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
@@ -291,7 +281,7 @@ def test_transforms_and_jitted_functions_run_in_between():
             loop.differ(1)
         return [np.asarray(leaf) for leaf in jax.tree.leaves(own)]
 
-    lazy = lazily(run)
+    lazy = lazily_in_thread(run)
     assert fallbacks() == 1
     for got, expected in zip(lazy, run(), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
@@ -302,7 +292,7 @@ def test_it_is_explained():
     collector = Collector(events.append)
     subscribe(collector)
     try:
-        lazily(lambda: Loop(10).differ(20))
+        lazily_in_thread(lambda: Loop(10).differ(20))
     finally:
         unsubscribe(collector)
     (event,) = [event for event in events if isinstance(event, AtOnceRecord)]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import snaprt
+
 _Result = TypeVar("_Result")
 
 
@@ -14,6 +16,16 @@ def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
     """Return what ``work`` returns in a new thread, or raise what it raises."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *arguments).result()
+
+
+def lazily_in_thread(function: Callable[[], _Result]) -> _Result:
+    """Return what ``function`` returns in a thread that has marked no step yet, run lazily."""
+
+    def work() -> _Result:
+        with snaprt.lazy():
+            return function()
+
+    return in_thread(work)
 
 
 def in_threads(count: int, work: Callable[[int], _Result]) -> list[_Result]:
