@@ -654,6 +654,10 @@ def _run_part(
         repro.after_run(executable, arguments)
     for tell in progress.callbacks.ran:
         tell(run_of_cut, results)
+    if part.typed_within:
+        results = list(results)
+        for index, aval in part.typed_within:
+            results[index] = jaxapi.with_mesh_of_type(results[index], aval)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
     with _changing:

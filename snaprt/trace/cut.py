@@ -70,6 +70,14 @@ class Part:
         """Whether one of its operations has effects."""
         return any(node.effects for node in self.nodes)
 
+    @cached_property
+    def typed_within(self) -> tuple[tuple[int, Any], ...]:
+        """The outputs that `snaprt.jaxapi.with_mesh_of_type` is for, and their types."""
+        results = (self.nodes[position].results[index] for position, index in self.outputs)
+        return tuple(
+            [(place, r.aval) for place, r in enumerate(results) if jaxapi.is_typed_within(r.aval)]
+        )
+
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.
 

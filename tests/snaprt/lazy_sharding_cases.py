@@ -137,6 +137,14 @@ def switched() -> Any:
     return switch(jnp.ones(()), reshard(jnp.array([0, 1, 2, 4]), P("d")))
 
 
+def sampled() -> Any:
+    key = jax.random.key(3)  # on one device, so that what runs on four is cut where it is used
+    with jax.set_mesh(explicit), jax.enable_checks(True):
+        return jax.block_until_ready(
+            jax.random.randint(key, (8,), 0, 99, out_sharding=places["explicit"])
+        )
+
+
 def callbacks_on_two_devices() -> Any:
     log: list[float] = []
     for number in range(6):
@@ -168,6 +176,7 @@ cases |= {
     "eager shard_map that closes over one": lambda: closing_over(split, auto),
     "the same over explicit axes": lambda: closing_over(placed["explicit"], explicit),
     "a composite that closes over one": composite,
+    "sampled over axes that are automatic inside": sampled,
     "switch over explicit axes": under(explicit, switched),
     "the gradient of host values over explicit axes": under(
         explicit, lambda: jax.grad(lambda v: (v * placed["explicit"]).sum())(jnp.array([1.0] * 8))

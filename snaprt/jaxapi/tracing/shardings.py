@@ -105,6 +105,28 @@ def type_with_sharding(aval: Any, sharding: jax.sharding.Sharding | None) -> Any
     return _core.update_aval_with_sharding(aval, sharding)
 
 
+def is_typed_within(aval: Any) -> bool:
+    """Return whether a type is on a mesh with axes that are not explicit, as inside `auto_axes`.
+
+    A program that runs under the mesh outside of that returns such an array as one on that mesh.
+    """
+    mesh = aval.sharding.mesh
+    return not mesh.empty and not mesh.are_all_axes_explicit
+
+
+def with_mesh_of_type(array: Any, aval: Any) -> Any:
+    """Return ``array`` as one on the mesh that `is_typed_within` was asked of; copies nothing."""
+    data = array._base_array if hasattr(array, "_base_array") else array  # of PRNG keys
+    mesh = getattr(data.sharding, "mesh", None)
+    if mesh is None or mesh.axis_types == aval.sharding.mesh.axis_types:
+        return array
+    types = aval.sharding.mesh.axis_types
+    within = data.sharding.update(mesh=jax.sharding.Mesh(mesh.devices, mesh.axis_names, types))
+    kind = _core.update_aval_with_sharding(data.aval, within)
+    typed = _jaxlib.ArrayImpl(kind, within, data._arrays, data.committed, _skip_checks=True)
+    return typed if data is array else type(array)(array._impl, typed)
+
+
 def has_devices_for(aval: Any, devices: int) -> bool:
     """Return whether a program on so many devices may have a result of this type."""
     mesh = aval.sharding.mesh
