@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from jax._src import config as _config
@@ -60,23 +60,50 @@ def user_frames() -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
-def user_code_names(words: frozenset[str]) -> bool:
+def user_code_names(words: frozenset[str], shared: frozenset[str]) -> bool:
     """Return whether a function of the user's that this thread is in uses one of these names.
 
     What is defined inside of it counts, so for a script everything in its file does.
+
+    Args:
+        words: Names that nothing but this library has.
+        shared: Names that may be of something else: they count only where they may be this one's.
     """
     return any(
-        _names_within(frame.f_code, words)
+        _is_named_within(frame.f_code, word) and (word in words or _may_be_own(frame, word))
         for frame, _ in traceback.walk_stack(sys._getframe(1))
         if _source_info.is_user_filename(frame.f_code.co_filename)
+        for word in words | shared
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _names_within(code: CodeType, words: frozenset[str]) -> bool:
-    return not words.isdisjoint(code.co_names) or any(
-        _names_within(inner, words) for inner in code.co_consts if isinstance(inner, CodeType)
+def _is_named_within(code: CodeType, word: str) -> bool:
+    return word in code.co_names or any(_is_named_within(at, word) for at in _within(code))
+
+
+def _may_be_own(frame: FrameType, word: str) -> bool:
+    """Return whether a name that a frame's code uses is of this library, or of a module of it."""
+    variables = {**frame.f_globals, **frame.f_locals}
+    if word in variables:
+        return _is_own(getattr(variables[word], "__module__", None))
+    return not _defines(frame.f_code, word) and any(
+        isinstance(value, ModuleType) and _is_own(value.__name__) for value in variables.values()
     )
+
+
+def _is_own(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] == __name__.partition(".")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _defines(code: CodeType, word: str) -> bool:
+    """Return whether a function or class of that name, as a method, is defined inside."""
+    return any(inner.co_name == word or _defines(inner, word) for inner in _within(code))
+
+
+def _within(code: CodeType) -> Iterator[CodeType]:
+    return (inner for inner in code.co_consts if isinstance(inner, CodeType))
 
 
 def all_frames() -> tuple[Frame, ...]:

@@ -80,8 +80,10 @@ _MARKED_STEPS: Final = 4
 _MIN_MARKED: Final = 10_000
 _MAX_FIRST: Final = 40_000
 
-#: Code that uses one of these names is expected to mark steps, PyTorch/XLA's names included.
-_MARK_STEPS: Final = frozenset({"mark_step", "optimizer_step", "sync", "MpDeviceLoader"})
+#: Code that uses one of these names is expected to mark steps, PyTorch/XLA's names included; of the
+#: second row, only where it is a name of ours.
+_MARK_STEPS: Final = frozenset({"mark_step", "MpDeviceLoader"})
+_MAY_MARK_STEPS: Final = frozenset({"optimizer_step", "sync"})
 
 #: How an operation runs that is another one each time.
 APART: Final = "static"
@@ -355,7 +357,8 @@ class Pacer:
 
     def is_expected_to_mark(self) -> bool:
         """Return whether the thread is expected to mark steps; once it is, it stays so."""
-        self._is_expected = self._is_expected or jaxapi.user_code_names(_MARK_STEPS)
+        if not self._is_expected:
+            self._is_expected = jaxapi.user_code_names(_MARK_STEPS, _MAY_MARK_STEPS)
         return self._is_expected
 
     def _cause_to_cut(self, point: Point) -> str | None:

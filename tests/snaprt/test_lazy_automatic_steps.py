@@ -14,6 +14,7 @@ from programs import SNAPRT, run_program
 from threads import lazily_in_thread
 
 import snaprt
+from snaprt import jaxapi
 from snaprt.explain.cuts import Collector
 from snaprt.runtime.events import Subscriber, subscribe, unsubscribe
 from snaprt.runtime.step import thread_trace
@@ -850,4 +851,34 @@ def test_a_first_step_is_one_program_where_the_script_marks_steps(tmp_path):
         return done.stdout.split()[-1]
 
     assert compiled("end_step = snaprt.mark_step") == "1"
-    assert compiled("end_step = getattr(snaprt, 'mark_' + 'step')") != "1"
+    hidden = "end_step = getattr(snaprt, 'mark_' + 'step')"
+    assert compiled(hidden) != "1"
+    assert compiled(f"def optimizer_step(x): return x\n{hidden}") != "1"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_named"),
+    [
+        ("def f(step): step.mark_step()", True),
+        ("import snaprt\ndef f(): snaprt.sync()", True),
+        (
+            "from snaprt import optimizer_step as step, optimizer_step\ndef f(): optimizer_step(1)",
+            True,
+        ),
+        (
+            "def f():\n    import snaprt as xm\n    if ask(): xm.optimizer_step(1)\nf()",
+            True,
+        ),
+        ("def optimizer_step(): pass\noptimizer_step()", False),
+        ("import snaprt\nclass A:\n    def sync(self): self.sync()", False),
+        ("import os\ndef f(): os.sync()", False),
+    ],
+)
+def test_names_that_are_not_ours_alone_count_where_they_may_be_ours(source, is_named):
+    found = []
+
+    def ask():
+        found.append(jaxapi.user_code_names(pacing._MARK_STEPS, pacing._MAY_MARK_STEPS))
+
+    exec(compile(f"{source}\nask()", "train.py", "exec"), {"ask": ask, "__name__": "__main__"})
+    assert found[0] is is_named
