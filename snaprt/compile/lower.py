@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import jax
@@ -109,16 +109,12 @@ def refused(program: Program, error: BaseException) -> Sequence[Node]:
     Each kind of operation is lowered alone. Where all can be, those that call what is not part of
     XLA are compiled alone as well: of others, XLA refuses at most what many of them add up to.
     """
-    by_kind: dict[Any, list[Node]] = {}
-    for position, node in enumerate(program.nodes):
-        avals = tuple([_aval(program, origin, index) for origin, index in program.wiring[position]])
-        by_kind.setdefault((node.operation.signature, avals), []).append(node)
     failing: list[Node] = []
     foreign: list[tuple[jax.stages.Lowered, list[Node]]] = []
     with placed(program.placement), jaxapi.without_compilation_cache():
-        for (_, avals), nodes in by_kind.items():
+        for nodes, lower in _kinds_alone(program):
             try:
-                lowered = _lowered_alone(nodes[0], avals)
+                lowered = lower()
             except Exception as alone:
                 # Alone, an operation may lack what its neighbors say of its sharding.
                 if str(alone) == str(error):
@@ -132,6 +128,29 @@ def refused(program: Program, error: BaseException) -> Sequence[Node]:
             except Exception:
                 failing += nodes
     return failing or program.nodes
+
+
+def calling_back(program: Program) -> Sequence[Node]:
+    """Return the operations that call Python functions, as their modules say when lowered alone."""
+    calling: list[Node] = []
+    with placed(program.placement):
+        for nodes, lower in _kinds_alone(program):
+            with suppress(Exception):  # alone, an operation may lack its neighbors
+                if jaxapi.holds_objects(lower()):
+                    calling += nodes
+    return calling
+
+
+def _kinds_alone(
+    program: Program,
+) -> Iterator[tuple[list[Node], Callable[[], jax.stages.Lowered]]]:
+    """Yield the operations of each kind, and what lowers one of them alone."""
+    by_kind: dict[Any, list[Node]] = {}
+    for position, node in enumerate(program.nodes):
+        avals = tuple([_aval(program, origin, index) for origin, index in program.wiring[position]])
+        by_kind.setdefault((node.operation.signature, avals), []).append(node)
+    for (_, avals), nodes in by_kind.items():
+        yield nodes, functools.partial(_lowered_alone, nodes[0], avals)
 
 
 def _aval(program: Program, origin: int, index: int) -> Any:

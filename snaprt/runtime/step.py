@@ -21,10 +21,10 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.compile.cached import prefetch
 from snaprt.compile.executable import Executable, run
 from snaprt.compile.loaded import Ready, executable_for, forget_programs, literals_vary
-from snaprt.compile.lower import refused
+from snaprt.compile.lower import calling_back, refused
 from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
-from snaprt.graph.program import INPUT, Literal, Program
+from snaprt.graph.program import INPUT, Literal, Node, Program
 from snaprt.host.collector import collect_again
 from snaprt.host.interruptions import is_interruption, raise_if_interrupted
 from snaprt.runtime import repro
@@ -586,18 +586,23 @@ def _calls_back(point: Point) -> bool:
     return bool(point.effects) or any("callback" in name for name in names)
 
 
-def _failed_alone(part: Part, program: Program, donated: Sequence[int]) -> Sequence[Point]:
+def _failed_alone(part: Part, program: Program, executable: Executable) -> Sequence[Node]:
     """Return the operations that a run failed of, if it is known of which; else all or none.
 
     What does not need their results runs again: callbacks apart, that cannot be seen.
     """
     deleted = {index for index, array in enumerate(program.inputs) if array.is_deleted()}
-    if deleted.isdisjoint(donated):
+    if deleted.isdisjoint(executable.donated):
         pairs = zip(part.nodes, part.wiring, strict=True)
         used = [node for node, wires in pairs if any((INPUT, index) in wires for index in deleted)]
         if used:
             return used
-    return () if donated else [node for node in part.nodes if _calls_back(node)]
+    if executable.donated:
+        return ()
+    named = [node for node in part.nodes if _calls_back(node)]
+    if named or executable.from_cache:  # from where nothing comes that calls back
+        return named
+    return calling_back(program)  # as a primitive of a library, by what it is lowered to
 
 
 def _run_part(
@@ -646,7 +651,7 @@ def _run_part(
             progress.cause,
             by_operation=progress.by_operation,
         )
-        alone = _failed_alone(part, program, executable.donated)
+        alone = _failed_alone(part, program, executable)
         progress.fail(alone or part.nodes, failure)
         repro.after_failure("run", executable, arguments, error)
         raise failure from error

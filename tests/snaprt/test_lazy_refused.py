@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import snaprt
 
@@ -108,6 +110,23 @@ def test_a_callback_that_raises_takes_with_it_only_what_needs_its_result(ordered
         np.testing.assert_array_equal(other, [10, 10, 10])
         with pytest.raises(snaprt.ExecutionError, match="boom"):
             np.asarray(failed)
+
+
+def test_a_primitive_that_calls_back_by_what_it_is_lowered_to_takes_no_more_with_it():
+    def check(x):
+        return jax.pure_callback(_boom, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    hiding = Primitive("hiding")  # as `equinox.error_if` inside a primitive of lineax
+    hiding.def_impl(jax.jit(hiding.bind))
+    hiding.def_abstract_eval(lambda aval: aval)
+    mlir.register_lowering(hiding, mlir.lower_fun(check, multiple_results=False))
+    with snaprt.lazy():
+        x = jnp.ones(3) * 2
+        y = x + 1
+        failed = hiding.bind(y)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="boom"):
+            np.asarray(failed)
+        np.testing.assert_array_equal(x * y, [6, 6, 6])
 
 
 def test_the_error_of_a_callback_leaves_the_statement_that_waits_for_it():
