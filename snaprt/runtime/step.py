@@ -662,7 +662,7 @@ def _run_part(
     if part.typed_within:
         results = list(results)
         for index, aval in part.typed_within:
-            results[index] = jaxapi.with_mesh_of_type(results[index], aval)
+            results[index] = jaxapi.with_axes_of_type(results[index], aval)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
     with _changing:

@@ -72,11 +72,10 @@ class Part:
 
     @cached_property
     def typed_within(self) -> tuple[tuple[int, Any], ...]:
-        """The outputs that `snaprt.jaxapi.with_mesh_of_type` is for, and their types."""
-        results = (self.nodes[position].results[index] for position, index in self.outputs)
-        return tuple(
-            [(place, r.aval) for place, r in enumerate(results) if jaxapi.is_typed_within(r.aval)]
-        )
+        """The outputs that `snaprt.jaxapi.with_axes_of_type` is for, and their types."""
+        mesh = self.placement.mesh
+        avals = (self.nodes[position].results[index].aval for position, index in self.outputs)
+        return tuple([at for at in enumerate(avals) if jaxapi.is_typed_within(at[1], mesh)])
 
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.

@@ -105,23 +105,27 @@ def type_with_sharding(aval: Any, sharding: jax.sharding.Sharding | None) -> Any
     return _core.update_aval_with_sharding(aval, sharding)
 
 
-def is_typed_within(aval: Any) -> bool:
-    """Return whether a type is on a mesh with axes that are not explicit, as inside `auto_axes`.
+def is_typed_within(aval: Any, mesh: jax.sharding.Mesh | None) -> bool:
+    """Return whether a type is on ``mesh`` with axes of other types, as inside `auto_axes`.
 
-    A program that runs under the mesh outside of that returns such an array as one on that mesh.
+    A program that runs under ``mesh`` returns such an array as one on that mesh.
     """
-    mesh = aval.sharding.mesh
-    return not mesh.empty and not mesh.are_all_axes_explicit
+    within = aval.sharding.mesh
+    return (
+        mesh is not None
+        and within.axis_names == mesh.axis_names
+        and within.axis_types != mesh.axis_types
+    )
 
 
-def with_mesh_of_type(array: Any, aval: Any) -> Any:
-    """Return ``array`` as one on the mesh that `is_typed_within` was asked of; copies nothing."""
+def with_axes_of_type(array: Any, aval: Any) -> Any:
+    """Return an array that `is_typed_within` is for as one of its type; copies nothing."""
     data = array._base_array if hasattr(array, "_base_array") else array  # of PRNG keys
     mesh = getattr(data.sharding, "mesh", None)
-    if mesh is None or mesh.axis_types == aval.sharding.mesh.axis_types:
+    if mesh is None:
         return array
-    types = aval.sharding.mesh.axis_types
-    within = data.sharding.update(mesh=jax.sharding.Mesh(mesh.devices, mesh.axis_names, types))
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, aval.sharding.mesh.axis_types)
+    within = data.sharding.update(mesh=mesh)
     kind = _core.update_aval_with_sharding(data.aval, within)
     typed = _jaxlib.ArrayImpl(kind, within, data._arrays, data.committed, _skip_checks=True)
     return typed if data is array else type(array)(array._impl, typed)
