@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from programs import run_program
+from snaprt_replay.run.workers import Workers
 
 from snaprt.cli.main import main
 
@@ -30,6 +31,13 @@ def step(x, w):
     return jax.nn.softmax(y), y.sum(), y > 0
 jax.jit(step)(np.ones((4, 3), np.float32), np.ones((3, 2), np.float32))[1].block_until_ready()
 """
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    """Two processes that run programs."""
+    with Workers(2) as processes:
+        yield processes
 
 
 @pytest.fixture

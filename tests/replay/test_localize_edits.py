@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -51,12 +51,6 @@ def program_of(text: str) -> FlatModule:
 def text() -> text_plants.Text:
     """Return the text of `model`."""
     return text_plants.read(jax.jit(model).lower(X).as_text())
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(1) as processes:
-        yield processes
 
 
 def edits_of(one: FlatModule, other: FlatModule) -> list[Edit]:

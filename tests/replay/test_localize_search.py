@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -29,12 +29,6 @@ from planted_faults import Plant
 
 Change = Callable[[bytes], bytes]
 Localize = Callable[..., Localization]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2) as processes:
-        yield processes
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -26,12 +26,6 @@ from snaprt.cli.main import group
 from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse, serialize
 
 CPU = parse_variant("cpu")
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2) as started:
-        yield started
 
 
 def candidate_of(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> Candidate:

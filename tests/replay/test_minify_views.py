@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,6 @@ from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 
 CPU = parse_variant("cpu")
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(1) as started:
-        yield started
 
 
 def candidate_of(function: Callable, *arguments: np.ndarray) -> Candidate:

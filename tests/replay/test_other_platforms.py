@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,12 +47,6 @@ def test_the_sum_of_a_folder_says_so_once(tmp_path: Path) -> None:
     said = " ".join(done.stdout.split())
     assert said.count("in TF32") == 1, said
     assert "warning: 2 of 2 files: a GPU multiplies float32 in TF32" in said
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2) as both:
-        yield both
 
 
 @pytest.mark.parametrize("variant", ["op-by-op", "cpu", "tpu-precision=highest"])

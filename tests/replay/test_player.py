@@ -1,7 +1,7 @@
 """Playing: a case runs here or in a process of its own, where a crash is an error like others."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -21,12 +21,6 @@ from snaprt.compile.module import compile_module
 from snaprt.errors import CompileError, DeviceError, ExecutionError, UsageError
 
 Player = Callable[..., player.PlayResult]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers() as processes:
-        yield processes
 
 
 @pytest.fixture(params=["here", "in a process of its own"])
