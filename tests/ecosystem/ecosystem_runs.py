@@ -1,12 +1,13 @@
 """Runs other libraries' kind of programs plainly and under snaprt, and compares what they print.
 
-A program is one file of ``programs/``: what it prints is its result. Whatever it imports has to be
-installed, or it is skipped.
+A program is one file of ``programs/``, or any other program or notebook: what it prints is its
+result. Whatever it imports has to be installed, or it is skipped.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 import os
 import re
@@ -17,11 +18,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import notebook_cells
+
 PROGRAMS = {path.stem: path for path in sorted((Path(__file__).parent / "programs").glob("*.py"))}
 
 #: What two correct executions of one program may differ by, once it has trained a few steps.
 RELATIVE, ABSOLUTE = 5e-3, 2e-3
 
+#: How long a program may run, in seconds.
+LONGEST = 300
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 _NUMBER = re.compile(r"-?\d+\.\d*(?:e[-+]?\d+)?|-?\d+(?:e[-+]?\d+)?")
 
 
@@ -79,6 +86,8 @@ class Ran:
 
 def missing_libraries(program: Path) -> list[str]:
     """Return the modules that a program imports at its top and that are not installed."""
+    if program.suffix in notebook_cells.SUFFIXES:
+        return []  # its cells say so, and go on
     found: set[str] = set()
     for node in ast.parse(program.read_text()).body:
         if isinstance(node, ast.Import):
@@ -95,11 +104,15 @@ def run(program: Path, mode: Mode, folder: Path) -> Ran:
         program: Its file.
         mode: How.
         folder: Where its caches and snapshots go; runs that share it share them.
+
+    Returns:
+        What it did; if it was ended after `LONGEST`, with the status of ``timeout``.
     """
     (folder / "dump").mkdir(exist_ok=True)
     command = [sys.executable]
     if mode.options is not None:
         command += ["-m", "snaprt", "run", *mode.options]
+    command += [notebook_cells.__file__] if program.suffix in notebook_cells.SUFFIXES else []
     environment = {
         **os.environ,
         "SNAPRT_CACHE_DIR": str(folder / "cache"),
@@ -108,18 +121,21 @@ def run(program: Path, mode: Mode, folder: Path) -> Ran:
         **mode.environment,
     }
     started = time.perf_counter()
-    done = subprocess.run(
-        [*command, str(program)],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*command, str(program)],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Ran(124, "", f"it did not end in {LONGEST} s", LONGEST)
     seconds = time.perf_counter() - started
-    return Ran(done.returncode, done.stdout, done.stderr, seconds)
+    return Ran(done.returncode, _ADDRESS.sub("0x", done.stdout), done.stderr, seconds)
 
 
 def difference(plain: Ran, other: Ran, mode: Mode) -> str | None:
@@ -136,7 +152,9 @@ def difference(plain: Ran, other: Ran, mode: Mode) -> str | None:
         return None
     if mode.rounds and _equal_within_rounding(plain.output, other.output):
         return None
-    return f"printed\n{other.output}\ninstead of\n{plain.output}\n{other.errors[-2000:]}"
+    printed = [ran.output.splitlines() for ran in (plain, other)]
+    lines = difflib.unified_diff(*printed, "without snaprt", "with it", lineterm="", n=1)
+    return "\n".join(["prints something else", *lines, other.errors[-2000:]])
 
 
 def _equal_within_rounding(plain: str, other: str) -> bool:
