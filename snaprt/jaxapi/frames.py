@@ -70,16 +70,19 @@ def user_code_names(words: frozenset[str], shared: frozenset[str]) -> bool:
         shared: Names that may be of something else: they count only where they may be this one's.
     """
     return any(
-        _is_named_within(frame.f_code, word) and (word in words or _may_be_own(frame, word))
+        word in words or _may_be_own(frame, word)
         for frame, _ in traceback.walk_stack(sys._getframe(1))
         if _source_info.is_user_filename(frame.f_code.co_filename)
-        for word in words | shared
+        for word in _names_within(frame.f_code, words | shared)
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_named_within(code: CodeType, word: str) -> bool:
-    return word in code.co_names or any(_is_named_within(at, word) for at in _within(code))
+def _names_within(code: CodeType, words: frozenset[str]) -> frozenset[str]:
+    """Return those of some names that are used inside."""
+    return words.intersection(code.co_names).union(
+        *(_names_within(inner, words) for inner in _within(code))
+    )
 
 
 def _may_be_own(frame: FrameType, word: str) -> bool:

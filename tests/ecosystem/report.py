@@ -35,7 +35,8 @@ def programs_of(name: str) -> dict[str, Path]:
 def main(names: list[str]) -> int:
     modes = FEW_MODES if "--few" in names else MODES
     names = [name for name in names if name != "--few"]
-    unknown = [name for name in names if not programs_of(name)]
+    chosen = {name: programs_of(name) for name in names or PROGRAMS}
+    unknown = [name for name, programs in chosen.items() if not programs]
     if unknown:
         print(f"error: no such program: {', '.join(unknown)}", file=sys.stderr)
         return 2
@@ -43,8 +44,7 @@ def main(names: list[str]) -> int:
     others = [mode for mode in modes if mode != "plain"]
     print(f"| program | plain (s) | {' | '.join(others)} |")
     print(f"| --- | ---: | {' | '.join('---:' for _ in others)} |")
-    programs = {k: file for name in names or PROGRAMS for k, file in programs_of(name).items()}
-    for name, program in programs.items():
+    for name, program in (pair for programs in chosen.values() for pair in programs.items()):
         missing = missing_libraries(program)
         if missing:
             print(f"| {name} | not installed: {', '.join(missing)} |", flush=True)

@@ -231,6 +231,19 @@ def keys_of_data(data: jax.Array, like: Any) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=like._impl.name)
 
 
+def with_axes_of_type(array: Any, aval: Any) -> Any:
+    """Return an array that `is_typed_within` is for as one of its type; copies nothing."""
+    data = data_of_keys(array)
+    mesh = getattr(data.sharding, "mesh", None)
+    if mesh is None:
+        return array
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, aval.sharding.mesh.axis_types)
+    within = data.sharding.update(mesh=mesh)
+    kind = _core.update_aval_with_sharding(data.aval, within)
+    typed = ArrayImpl(kind, within, data._arrays, data.committed, _skip_checks=True)
+    return keys_of_data(typed, array)
+
+
 def with_default_layouts(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
     """Return the arrays, those laid out otherwise than the compiler lays out arguments as copies.
 

@@ -108,7 +108,8 @@ def type_with_sharding(aval: Any, sharding: jax.sharding.Sharding | None) -> Any
 def is_typed_within(aval: Any, mesh: jax.sharding.Mesh | None) -> bool:
     """Return whether a type is on ``mesh`` with axes of other types, as inside `auto_axes`.
 
-    A program that runs under ``mesh`` returns such an array as one on that mesh.
+    A program that runs under ``mesh`` returns such an array as one on that mesh; see
+    `snaprt.jaxapi.with_axes_of_type`.
     """
     within = aval.sharding.mesh
     return (
@@ -116,19 +117,6 @@ def is_typed_within(aval: Any, mesh: jax.sharding.Mesh | None) -> bool:
         and within.axis_names == mesh.axis_names
         and within.axis_types != mesh.axis_types
     )
-
-
-def with_axes_of_type(array: Any, aval: Any) -> Any:
-    """Return an array that `is_typed_within` is for as one of its type; copies nothing."""
-    data = array._base_array if hasattr(array, "_base_array") else array  # of PRNG keys
-    mesh = getattr(data.sharding, "mesh", None)
-    if mesh is None:
-        return array
-    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, aval.sharding.mesh.axis_types)
-    within = data.sharding.update(mesh=mesh)
-    kind = _core.update_aval_with_sharding(data.aval, within)
-    typed = _jaxlib.ArrayImpl(kind, within, data._arrays, data.committed, _skip_checks=True)
-    return typed if data is array else type(array)(array._impl, typed)
 
 
 def has_devices_for(aval: Any, devices: int) -> bool:
