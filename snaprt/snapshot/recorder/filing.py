@@ -48,14 +48,14 @@ _log = logging.getLogger("snaprt.snapshot")
 class Budget:
     """What this process may still record: files, bytes, bytes a second, disk to leave free.
 
-    What was admitted but is not written yet counts as written.
+    What is queued but not written yet counts as written.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files = 0
         self._bytes = 0
-        self._waiting = 0  # bytes admitted that are not on disk yet
+        self._waiting = 0  # bytes queued that are not on disk yet
         self._saved: float | None = None  # bytes that the rate still allows at once
         self._saved_at = 0.0
         self._exceeded: set[str] = set()
@@ -67,7 +67,6 @@ class Budget:
             if over is None:
                 self._files += files
                 self._bytes += nbytes
-                self._waiting += nbytes
                 if self._saved is not None:
                     self._saved -= nbytes
                 return True
@@ -82,10 +81,10 @@ class Budget:
             )
         return False
 
-    def written(self, nbytes: int) -> None:
-        """Learn that so many of the admitted bytes are on disk, or given up."""
+    def queued(self, nbytes: int) -> None:
+        """Learn that so many more bytes wait to be written; fewer, where it is negative."""
         with self._lock:
-            self._waiting -= nbytes
+            self._waiting += nbytes
 
     def _over(self, files: int, nbytes: int, folder: Path) -> str | None:
         if not any(_limits.now()):  # at each execution: by default there is none
@@ -153,7 +152,8 @@ class Filing:
     ) -> bool:
         """Return whether the budgets have room for an execution, and take it."""
         roles = [_roles(index, words, conditions) for index, _, words in execution.devices]
-        nbytes = output_bytes + self.nbytes(execution, "inputs")
+        sizes = {"inputs": self.nbytes(execution, "inputs"), "outputs": output_bytes}
+        nbytes = sum(sizes[role] for role in frozenset().union(*roles))
         return self.budget.admits(sum(map(len, roles)), nbytes, execution.plan.folder)
 
     def queue(
@@ -165,9 +165,13 @@ class Filing:
     ) -> int:
         """Queue the files of one role of an admitted execution; return the arrays' bytes."""
         nbytes = self.nbytes(execution, role)
-        for index, device in _devices(execution, role, conditions):
-            write = functools.partial(self._write, execution, role, index, device, cause, nbytes)
-            self.writer.call(write, nbytes)
+        devices = list(_devices(execution, role, conditions))
+        for index, device in devices:
+            # Each device's file takes a part of the same arrays: the last one lets go of them.
+            held = nbytes if index == devices[-1][0] else 0
+            self.budget.queued(held)
+            write = functools.partial(self._write, execution, role, index, device, cause, held)
+            self.writer.call(write, held)
         return nbytes
 
     def _write(
@@ -177,14 +181,14 @@ class Filing:
         index: int,
         device: jaxapi.Device,
         cause: Cause,
-        nbytes: int,
+        held: int,
     ) -> None:
         try:
-            if nbytes >= arrays.LARGE:
+            if self.nbytes(execution, role) >= arrays.LARGE:
                 execution.ends_within(_PATIENCE_SECONDS)
             self._write_file(execution, role, index, device, cause, execution.plan.folder)
         finally:
-            self.budget.written(nbytes)
+            self.budget.queued(-held)
 
     def _write_file(
         self,

@@ -297,9 +297,7 @@ class Sharing:
         has_ended = execution.ends_within(_LOOK_SECONDS)
         if has_ended and execution.has_outputs():
             self._filing.queue(execution, "outputs", conditions, cause)
-        elif has_ended or time.monotonic() > until:
-            self._filing.budget.written(sum(array.nbytes for array in execution.outputs or ()))
-        else:
+        elif not has_ended and time.monotonic() < until:
             again = functools.partial(self._record_outputs, execution, cause, conditions, until)
             self._filing.writer.call(again)
 
