@@ -117,7 +117,7 @@ def run(program: Path, mode: Mode, folder: Path) -> Ran:
         **os.environ,
         "SNAPRT_CACHE_DIR": str(folder / "cache"),
         "SNAPRT_DUMP_DIR": str(folder / "dump"),
-        "JAX_PLATFORMS": "cpu",
+        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
         **mode.environment,
     }
     started = time.perf_counter()
