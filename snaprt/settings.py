@@ -219,7 +219,8 @@ SETTINGS: Final = (
     _on_off("SNAPRT_CACHE", "Store compiled programs on disk and reuse them.", default=True),
     _on_off(
         "SNAPRT_AUTO_EAGER",
-        "Run a thread eagerly while nearly all its graphs are new, if the program marks no steps.",
+        "Run a thread eagerly while nearly all its graphs are new, and leave small jitted "
+        "functions to JAX, if the program marks no steps.",
         default=True,
     ),
     Setting(

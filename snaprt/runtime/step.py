@@ -43,6 +43,7 @@ from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
 from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
+from snaprt.snapshot.recorder.progress import told, watched
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
 from snaprt.trace.array import (
@@ -56,6 +57,7 @@ from snaprt.trace.cut import CutPlan, Part, plan_cut
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
 from snaprt.trace.lazy_trace import LazyTrace
+from snaprt.trace.lone_calls import MOST_CALLS
 from snaprt.trace.modes import NONE, current_modes
 from snaprt.trace.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.trace.trie import Point
@@ -103,7 +105,8 @@ def thread_trace() -> LazyTrace:
             _at_once,
             _cut,
             _run_apart,
-            lambda: current_plan() is not None,
+            lambda: current_plan() is not None or watched() is not None or told() is not None,
+            lambda: listeners().sees_cuts,
             _effects.add,
         )
     return trace
@@ -659,6 +662,11 @@ def _run_part(
         repro.after_run(executable, arguments)
     for tell in progress.callbacks.ran:
         tell(run_of_cut, results)
+    if progress.trace is not None and run_of_cut is None and len(part.nodes) <= MOST_CALLS:
+        pacer = progress.trace.pacer
+        progress.trace.lone_calls.ran(
+            part.nodes, (*arguments, *results), lambda: not pacer.is_expected_to_mark()
+        )
     if part.typed_within:
         results = list(results)
         for index, aval in part.typed_within:

@@ -420,6 +420,8 @@ def follow_jit(
     fallback = trace.fallback
     if fallback.is_on and not fallback.looks() and trace.may_fall_back():
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
+    if id(info) in trace.lone_calls.left and trace.leaves_call(jax.tree.leaves(arguments)):
+        return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
@@ -437,6 +439,9 @@ def follow_jit(
         leaves, structure = jax.tree.flatten(returned)
         result.learn(leaves, structure.unflatten)
         trace.hold_for(function)
+        point = trace.recording.point
+        if point.wires is not None and point.depth == result.before.depth + 1:
+            trace.lone_calls.recorded(info, point)
 
     if result.sent:
         sent = result.sent

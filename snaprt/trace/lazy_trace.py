@@ -25,7 +25,8 @@ from snaprt.host.collector import collect_seldom
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.fallback import Fallback, described
-from snaprt.trace.modes import NONE, Modes
+from snaprt.trace.lone_calls import LoneCalls
+from snaprt.trace.modes import NONE, Modes, current_modes
 from snaprt.trace.pacing import ALONE, APART, BY_INDICES, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.trace.recording import Recording, carry_over
 from snaprt.trace.trie import GRANULARITY, Point, step_key
@@ -45,7 +46,9 @@ class LazyTrace(jaxapi.Trace):
             ``at_once(trace, name, cause, operands)``.
         cut: Runs all that is pending: ``cut(trace, cause)``.
         run: Runs the recording, which is one operation, as a program of its own: ``run(trace)``.
-        is_recorded: Returns whether executions are, so that each is to be one of ours.
+        is_followed: Returns whether executions are recorded or watched, so that each is to be one
+            of ours.
+        is_seen: Returns whether somebody is told of each cut.
         effectful: Is told when an operation with effects has been recorded.
     """
 
@@ -57,7 +60,8 @@ class LazyTrace(jaxapi.Trace):
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
         cut: Callable[[LazyTrace, str], None],
         run: Callable[[LazyTrace], None],
-        is_recorded: Callable[[], bool],
+        is_followed: Callable[[], bool],
+        is_seen: Callable[[], bool],
         effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
@@ -89,9 +93,11 @@ class LazyTrace(jaxapi.Trace):
         self._at_once = at_once
         self._cut = cut
         self._run = run
-        self._is_recorded = is_recorded
+        self._is_followed = is_followed
+        self._is_seen = is_seen
         self.pacer = Pacer()
         self.fallback = Fallback()
+        self.lone_calls = LoneCalls()
         self._callbacks: Counter[Any] = Counter()  # new ones, by the line that made them
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
@@ -230,11 +236,22 @@ class LazyTrace(jaxapi.Trace):
     def may_fall_back(self) -> bool:
         """Return whether the thread may run eagerly for a while."""
         return (
-            self.modes is NONE
+            current_modes() is NONE
             and not self.fullgraph
             and self.pacer.may_fall_back()
-            and not self._is_recorded()
+            and not self._is_followed()
         )
+
+    def leaves_call(self, operands: Sequence[Any]) -> bool:
+        """Return whether JAX makes a call that is left to it: `snaprt.trace.lone_calls`."""
+        self.cut_where_due()
+        for operand in operands:
+            if type(operand) is LazyArray and operand._value is None:
+                return False
+        if self.recording.point.effectful or not self.may_fall_back() or self._is_seen():
+            return False
+        self.interruptions += 1
+        return True
 
     def fall_back(self, place: Any) -> None:
         """Run eagerly, because of a place, until operations repeat: `snaprt.trace.fallback`."""
@@ -265,6 +282,7 @@ class LazyTrace(jaxapi.Trace):
 
     def evaluate(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return what a function returns, eagerly; of JAX, or a jitted one."""
+        args = tuple([_value(arg) for arg in args])
         if not all(type(arg) is jaxapi.ArrayImpl for arg in args) or kwargs:
             leaves = jax.tree.leaves((args, kwargs))
             if any(type(leaf) is LazyArray for leaf in leaves):  # else static arguments stay as is
@@ -470,7 +488,7 @@ class LazyTrace(jaxapi.Trace):
             assert by_indices is not None
             with jaxapi.set_current_trace(self):
                 return by_indices(*args)
-        if cause == APART and self._is_recorded() and not self.is_running:
+        if cause == APART and self._is_followed() and not self.is_running:
             return self._run_apart(primitive, args, params)
         return self._run_at_once(primitive, args, params, cause)
 

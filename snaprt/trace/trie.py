@@ -16,6 +16,7 @@ import jax
 from snaprt import jaxapi
 from snaprt.graph.operation import Evaluation, Operation
 from snaprt.graph.program import Literal, Placement
+from snaprt.trace.lone_calls import LoneCall
 
 #: A path is looked at each time it has grown by this many operations: see `LazyTrace`.
 GRANULARITY = 1024
@@ -159,6 +160,7 @@ class Point:
         stop: Why a recording that goes on from here is to be cut first; mostly ``None``.
         alone: The calls, by the keys of `snaprt.trace.fast_path`, that cut a recording and begin a
             new one; mostly ``None``.
+        lone: What is known of the operation as a call of a small jitted function; mostly ``None``.
         latest: The point that a recording went on to last time.
         after: The points that recordings have gone on to.
         after_inputs: Those that they have gone on to by many inputs at once, and the bytes.
@@ -170,7 +172,7 @@ class Point:
 
     __slots__ = (
         *("before", "depth", "inputs", "literals", "count", "effectful"),
-        *("weight", "work", "nbytes", "symbol", "stop", "alone"),
+        *("weight", "work", "nbytes", "symbol", "stop", "alone", "lone"),
         *("latest", "after", "after_inputs", "shortcuts", "plans", "steps"),
         *("operation", "primitive", "params", "context", "context_number"),
         *("source", "place", "wires", "results", "placement", "effects", "evaluation"),
@@ -211,6 +213,7 @@ class Point:
             self.nbytes = before.nbytes
         self.stop: str | None = None
         self.alone: set[Any] | None = None
+        self.lone: LoneCall | None = None
         self.wires = None
         self.results = ()
         self.latest: Point | None = None

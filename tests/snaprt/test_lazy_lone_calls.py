@@ -1,0 +1,319 @@
+"""JAX makes calls of small jitted functions, once recording them has cost enough."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recordings import recorded
+from threads import lazily_in_thread
+
+import snaprt
+from snaprt.runtime.events import Subscriber, subscribe, unsubscribe
+from snaprt.trace import lone_calls
+from snaprt.trace.array import LazyArray
+
+pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization", "soon")
+
+X = np.linspace(0.0, 1.0, 16, dtype=np.float32)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Let JAX make the calls after a few programs, however long XLA takes."""
+    monkeypatch.setattr(lone_calls, "_CALLS", 10)
+    monkeypatch.setattr(lone_calls, "_CALLS_AN_EQUATION", 0)
+
+
+class Loop:
+    """A step that is a program of its own; each test has its own functions."""
+
+    def __init__(self):
+        self.x = {"w": jnp.asarray(X), "count": jnp.int32(0)}
+        self.rate = jnp.float32(0.25) * 2
+        self.totals = []
+
+        @jax.jit
+        def step(x, rate):
+            total = jnp.sum(jnp.sin(x["w"]) ** 2)
+            w = x["w"] - rate * jnp.cos(x["w"]) * total / 16
+            for _ in range(4):
+                w = jnp.tanh(w) + 0.1 * w
+            return {"w": w, "count": x["count"] + 1}, total
+
+        self.step = step
+
+    def reading(self, iterations):
+        """Run steps of which each total is read."""
+        for _ in range(iterations):
+            self.x, total = self.step(self.x, self.rate)
+            self.totals.append(float(total))
+
+    def unread(self, iterations):
+        """Run steps of which nothing is read."""
+        for _ in range(iterations):
+            self.x, total = self.step(self.x, self.rate)
+            self.totals.append(total)
+
+    def is_left(self):
+        """Return whether JAX makes the calls, as their results show."""
+        return type(self.x["w"]) is not LazyArray
+
+
+def left():
+    return snaprt.metrics.counter_value("JitLeftToJax") or 0
+
+
+def assert_as_eager(loop, run):
+    other = Loop()
+    run(other)
+    np.testing.assert_allclose(
+        [float(total) for total in loop.totals], [float(t) for t in other.totals], rtol=1e-5
+    )
+    assert int(loop.x["count"]) == int(other.x["count"]) == len(loop.totals)
+    np.testing.assert_allclose(loop.x["w"], other.x["w"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["reading", "unread"])
+def test_jax_makes_the_calls_after_a_while(kind):
+    loop = Loop()
+
+    def run(loop):
+        getattr(loop, kind)(8)
+        was_left = loop.is_left()
+        getattr(loop, kind)(30)
+        return was_left, loop.is_left()
+
+    assert lazily_in_thread(lambda: run(loop)) == (False, True)
+    assert left() == 1
+    assert_as_eager(loop, run)
+
+
+def test_a_program_of_a_few_calls_is_left_as_a_whole():
+    @jax.jit
+    def ask(key, mean):
+        key, now = jax.random.split(key)
+        return key, mean + 0.1 * jax.random.normal(now, (8, 16))
+
+    @jax.jit
+    def tell(x):
+        mean = x[jnp.argmin(jnp.sum((x - 1.0) ** 2, axis=1))]
+        return mean, mean.sum()
+
+    def run():
+        key, mean, read = jax.random.key(0), jnp.zeros(16), []
+        for _ in range(60):
+            key, x = ask(key, mean)
+            mean, total = tell(x)
+            read.append(float(total))
+        return read, type(mean)
+
+    read, kind = lazily_in_thread(run)
+    assert kind is not LazyArray
+    assert left() == 2
+    np.testing.assert_allclose(read, run()[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_call_whose_operand_is_pending_is_recorded():
+    loop = Loop()
+
+    def run():
+        loop.reading(20)
+        loop.x = {**loop.x, "w": loop.x["w"] * 2.0}
+        loop.unread(1)
+        return type(loop.x["w"])
+
+    assert lazily_in_thread(run) is LazyArray
+
+
+def test_what_is_recorded_from_here_on_is_seen(tmp_path):
+    loop = Loop()
+
+    def run():
+        loop.reading(20)
+        was_left = loop.is_left()
+        with snaprt.record("all", tmp_path):
+            loop.reading(3)
+        after = loop.is_left()
+        loop.reading(3)
+        return was_left, after, loop.is_left()
+
+    assert lazily_in_thread(run) == (True, False, True)
+    snaprt.dump_now()
+    assert len(recorded(tmp_path)) == 3
+
+
+def test_a_thread_that_marks_a_step_is_lazy_again():
+    loop = Loop()
+
+    def run():
+        loop.reading(20)
+        was_left = loop.is_left()
+        getattr(snaprt, "mark" + "_step")()  # by its name, it would be expected to
+        loop.unread(1)
+        return was_left, loop.is_left()
+
+    assert lazily_in_thread(run) == (True, False)
+
+
+def test_a_subscriber_is_told_of_each_cut():
+    loop, seen = Loop(), []
+
+    class See(Subscriber):
+        def cut(self, cut):
+            seen.append(cut.cause)
+
+    def run():
+        loop.reading(20)
+        was_left, see = loop.is_left(), See()
+        subscribe(see)
+        try:
+            loop.reading(3)
+        finally:
+            unsubscribe(see)
+        return was_left
+
+    assert lazily_in_thread(run)
+    assert seen == ["float"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SNAPRT_AUTO_EAGER", "0"),
+        ("SNAPRT_AUTO_STEP_SIZE", "0"),
+        ("XLA_IR_DEBUG", "1"),
+        ("XLA_USE_EAGER_DEBUG_MODE", "1"),
+    ],
+)
+def test_a_setting_keeps_the_calls_lazy(monkeypatch, name, value):
+    loop = Loop()
+
+    def run():
+        loop.reading(20)
+        was_left = loop.is_left()
+        monkeypatch.setenv(name, value)
+        loop.unread(1)
+        return was_left, loop.is_left()
+
+    assert lazily_in_thread(run) == (True, False)
+
+
+def test_large_arrays_stay_lazy(monkeypatch):
+    monkeypatch.setattr(lone_calls, "_MOST_BYTES", 100)
+    loop = Loop()
+    lazily_in_thread(lambda: loop.reading(30))
+    assert not loop.is_left()
+
+
+def test_a_function_that_closes_over_much_stays_lazy():
+    table = np.zeros(1 << 15, np.float32)
+
+    @jax.jit
+    def step(x):
+        return x + jnp.sum(jnp.asarray(table) * 2.0)
+
+    def run():
+        x = jnp.float32(0.0)
+        for _ in range(30):
+            x = step(x)
+            float(x)
+        return type(x)
+
+    assert lazily_in_thread(run) is LazyArray
+
+
+def test_what_a_call_takes_and_hands_back_is_not_given_away():
+    @jax.jit
+    def keep(x, y):
+        return x, jnp.sin(y) + x.sum()
+
+    def run():
+        x, y = jnp.arange(16.0) * 0.5, jnp.ones(16)
+        for _ in range(20):
+            kept, y = keep(x, y)
+            float(y[0])
+        del x
+        z = kept
+        for _ in range(5):
+            z = z * 2.0
+            float(z[0])
+        return np.asarray(kept), type(y)
+
+    kept, _ = lazily_in_thread(run)
+    np.testing.assert_array_equal(kept, np.arange(16) * 0.5)
+
+
+def test_donated_arguments_static_ones_and_other_shapes():
+    import functools
+
+    @functools.partial(jax.jit, donate_argnums=0, static_argnames="times")
+    def step(x, *, times):
+        for _ in range(times):
+            x = jnp.cos(x) + 0.5
+        return x, x.sum()
+
+    def run():
+        read = []
+        for size in (16, 8):
+            x = jnp.ones(size)
+            for i in range(40):
+                before = x
+                x, total = step(x, times=1 + i // 20)
+                read.append(float(total))
+            assert before.is_deleted()
+        return read, type(x)
+
+    read, kind = lazily_in_thread(run)
+    assert kind is not LazyArray
+    np.testing.assert_allclose(read, run()[0], rtol=1e-5)
+
+
+def test_an_error_of_a_call_is_jaxs_own():
+    def fail(x):
+        if x > 0.5:
+            raise ValueError("not today")
+        return x
+
+    @jax.jit
+    def step(x):
+        y = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x)
+        return y + 0.01
+
+    def run():
+        x = jnp.float32(0.0)
+        for _ in range(40):
+            x = step(x)
+            float(x)
+        return type(x), x
+
+    kind, x = lazily_in_thread(run)
+    assert kind is not LazyArray
+
+    def fails():
+        return float(step(jnp.float32(1.0) + 0))
+
+    with pytest.raises(Exception, match="not today"):
+        lazily_in_thread(fails)
+    assert float(step(x)) == pytest.approx(0.41)
+
+
+def test_pending_effects_keep_their_order():
+    seen = []
+    loop = Loop()
+
+    @jax.jit
+    def see(x):
+        jax.debug.callback(lambda v: seen.append(int(v)), x, ordered=True)
+        return x + 1
+
+    def run():
+        loop.reading(20)
+        x = jnp.int32(0)
+        for _ in range(5):
+            x = see(x)
+            loop.reading(1)
+        jax.effects_barrier()
+        return int(x)
+
+    assert lazily_in_thread(run) == 5
+    assert seen == list(range(5))
