@@ -663,9 +663,8 @@ def _run_part(
     for tell in progress.callbacks.ran:
         tell(run_of_cut, results)
     if progress.trace is not None and run_of_cut is None and len(part.nodes) <= MOST_CALLS:
-        pacer = progress.trace.pacer
         progress.trace.lone_calls.ran(
-            part.nodes, (*arguments, *results), lambda: not pacer.is_expected_to_mark()
+            part.nodes, (*arguments, *results), functools.partial(_may_leave, progress.trace)
         )
     if part.typed_within:
         results = list(results)
@@ -757,9 +756,8 @@ def _runs_eagerly(program: Program, progress: _Progress, at: Cut) -> bool:
     if trace.fallback.is_on:  # what is still pending
         return True
     place, is_read = _place_of(at), at.cause not in pacing.CAUSES
-    if (
-        not trace.fallback.is_due(place, len(program.nodes), is_read=is_read)
-        or trace.pacer.is_expected_to_mark()
+    if not (
+        trace.fallback.is_due(place, len(program.nodes), is_read=is_read) and _may_leave(trace)
     ):
         return False
     metrics.counter_add("EagerFallback")
@@ -767,6 +765,15 @@ def _runs_eagerly(program: Program, progress: _Progress, at: Cut) -> bool:
         tell("all that follows, until it repeats", "new_graphs")
     trace.fall_back(place)
     return True
+
+
+def _may_leave(trace: LazyTrace) -> bool:
+    """Return whether a thread may leave work to JAX that it has recorded so far.
+
+    Not where it is expected to mark steps; nor where others do what it does, for processes that
+    communicate must run the same programs, and each decides for itself.
+    """
+    return jax.process_count() == 1 and not trace.pacer.is_expected_to_mark()
 
 
 def _place_of(cut: Cut) -> Any:

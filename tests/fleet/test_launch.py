@@ -66,6 +66,32 @@ def test_jax_needs_no_arguments_and_each_line_names_its_rank(tmp_path: Path):
     assert len(list((tmp_path / "dump").glob("sum.*-process00000[01]-*.inputs.snap"))) == 4
 
 
+LONE_CALLS = """
+import jax
+jax.distributed.initialize()
+import jax.numpy as jnp
+import snaprt
+
+@jax.jit
+def step(x):
+    return x + 1, x.sum()
+
+with snaprt.lazy():
+    x = jnp.zeros(4)
+    for _ in range(400):
+        x, y = step(x)
+        float(y)
+print(snaprt.metrics.counter_value("JitLeftToJax"), float(x[0]))
+"""
+
+
+@pytest.mark.parametrize(("count", "left"), [(1, "1"), (2, "None")])
+def test_processes_of_a_job_leave_no_call_to_jax(count: int, left: str, tmp_path: Path):
+    done = run_program(LAUNCH, "-n", count, "--", script(tmp_path, LONE_CALLS))
+    for rank in range(count):
+        assert lines_of(done.stdout, rank)[-1] == f"{left} 400.0"
+
+
 def test_processes_find_the_variables_of_torchrun(tmp_path: Path):
     code = """
 import os
