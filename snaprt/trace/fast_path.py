@@ -420,7 +420,8 @@ def follow_jit(
     fallback = trace.fallback
     if fallback.is_on and not fallback.looks() and trace.may_fall_back():
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
-    if id(info) in trace.lone_calls.left and trace.leaves_call(jax.tree.leaves(arguments)):
+    left = trace.lone_calls.left.get(id(info))
+    if left is not None and trace.leaves_call(left, jax.tree.leaves(arguments)):
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:
@@ -441,7 +442,8 @@ def follow_jit(
         trace.hold_for(function)
         point = trace.recording.point
         if point.wires is not None and point.depth == result.before.depth + 1:
-            trace.lone_calls.recorded(info, point)
+            is_large = trace.pacer.stands_alone(point.primitive, point.params)
+            trace.lone_calls.recorded(info, point, is_large=is_large)
 
     if result.sent:
         sent = result.sent

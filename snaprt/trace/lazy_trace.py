@@ -25,7 +25,7 @@ from snaprt.host.collector import collect_seldom
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.fallback import Fallback, described
-from snaprt.trace.lone_calls import LoneCalls
+from snaprt.trace.lone_calls import LoneCall, LoneCalls
 from snaprt.trace.modes import NONE, Modes, current_modes
 from snaprt.trace.pacing import ALONE, APART, BY_INDICES, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.trace.recording import Recording, carry_over
@@ -242,11 +242,14 @@ class LazyTrace(jaxapi.Trace):
             and not self._is_followed()
         )
 
-    def leaves_call(self, operands: Sequence[Any]) -> bool:
+    def leaves_call(self, call: LoneCall, operands: Sequence[Any]) -> bool:
         """Return whether JAX makes a call that is left to it: `snaprt.trace.lone_calls`."""
         self.cut_where_due()
-        for operand in operands:
-            if type(operand) is LazyArray and operand._value is None:
+        if _is_any_pending(operands):
+            if not (call.is_large and self.runs_alone()):
+                return False
+            self.cut_before_call()
+            if _is_any_pending(operands):
                 return False
         if self.recording.point.effectful or not self.may_fall_back() or self._is_seen():
             return False
@@ -557,6 +560,13 @@ class LazyTrace(jaxapi.Trace):
     def cur_qdd(self, x: Any) -> Any:
         """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
         return jaxapi.evaluate_call("cur_qdd", x)
+
+
+def _is_any_pending(operands: Sequence[Any]) -> bool:
+    for operand in operands:  # noqa: SIM110 - a generator takes twice as long
+        if type(operand) is LazyArray and operand._value is None:
+            return True
+    return False
 
 
 def _value(operand: Any) -> Any:

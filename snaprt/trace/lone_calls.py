@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from snaprt.trace.trie import Point
 
 #: XLA takes for each equation as long as so many recorded calls lose, and for each program ...
-_CALLS_AN_EQUATION: Final = 20
+_CALLS_AN_EQUATION: Final = 10
 _CALLS: Final = 256
 
 #: A function whose operands and results have more bytes goes on to take the memory of those that
@@ -43,11 +43,13 @@ class LoneCall:
 
     Attributes:
         info: What JAX knows of the jit, by whose identity the function is known.
+        is_large: Whether it is a program of its own whatever stands around it.
         due: How many more programs of such calls are to run before JAX makes it, each counted in
             equal parts for all its calls.
     """
 
     info: Any
+    is_large: bool
     due: float
 
 
@@ -55,14 +57,13 @@ class LoneCalls:
     """Which functions of a thread are left to JAX.
 
     Attributes:
-        left: What JAX knows of each jit, by its identity. It makes those calls for which nothing
-            is pending.
+        left: A call of each, by the identity of what JAX knows of the jit.
     """
 
     def __init__(self) -> None:
-        self.left: dict[int, Any] = {}
+        self.left: dict[int, LoneCall] = {}
 
-    def recorded(self, info: Any, point: Point) -> None:
+    def recorded(self, info: Any, point: Point, *, is_large: bool) -> None:
         """Take note of a call, which is recorded as one operation: ``point``."""
         if (
             point.lone is None
@@ -70,7 +71,7 @@ class LoneCalls:
             and point.operation.constant_bytes <= _MOST_CONSTANT_BYTES
         ):
             due = _CALLS + _CALLS_AN_EQUATION * point.evaluation.weight
-            point.lone = LoneCall(info, due)
+            point.lone = LoneCall(info, is_large, due)
 
     def ran(
         self, points: Sequence[Point], arrays: Sequence[jax.Array], may_leave: Callable[[], bool]
@@ -94,6 +95,6 @@ class LoneCalls:
         ):
             if len(self.left) >= _MAX_FUNCTIONS:
                 self.left.clear()
-            functions = {id(call.info): call.info for call in calls}
+            functions = {id(call.info): call for call in calls}
             metrics.counter_add("JitLeftToJax", len(functions.keys() - self.left.keys()))
             self.left.update(functions)

@@ -125,6 +125,30 @@ def test_a_call_whose_operand_is_pending_is_recorded():
     assert lazily_in_thread(run) is LazyArray
 
 
+def test_what_a_large_call_needs_runs_before_it():
+    """Where the call is a program of its own, it would be cut before it anyhow."""
+
+    @jax.jit
+    def step(x, key):
+        x = x + 0.01 * jax.random.normal(key, x.shape)
+        for _ in range(8):
+            x = jnp.cos(x) * 0.5 + 0.1
+        return x, x.sum()
+
+    def run():
+        x, key, read = jnp.asarray(X), jax.random.key(0), []
+        for _ in range(60):
+            key, now = jax.random.split(key)
+            x, total = step(x, now)
+            read.append(float(total))
+        return read, type(x), type(now)
+
+    read, *kinds = lazily_in_thread(run)
+    assert kinds[0] is not LazyArray
+    assert kinds[1] is LazyArray
+    np.testing.assert_allclose(read, run()[0], rtol=1e-5)
+
+
 def test_what_is_recorded_from_here_on_is_seen(tmp_path):
     loop = Loop()
 
