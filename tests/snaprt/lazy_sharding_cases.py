@@ -154,8 +154,18 @@ def callbacks_on_two_devices() -> Any:
     return jnp.array(log)
 
 
+def mean_of_two_axes() -> Any:
+    x = jnp.ones((2, 2, 4))
+    means = []
+    for outer, inner in ((jax.pmap, jax.vmap), (jax.vmap, jax.pmap)):
+        mean = inner(lambda v: jax.lax.pmean(v, ("i", "j")), axis_name="j")
+        means.append(outer(mean, axis_name="i")(x).sum())
+    return jnp.stack(means)
+
+
 cases |= {
     "callbacks on two devices": callbacks_on_two_devices,
+    "the same constant under two meshes": mean_of_two_axes,
     "pmap": lambda: jax.pmap(lambda v: v * 2)(jnp.arange(4.0) * 2) + 1,
     "keys from a callback": lambda: jax.random.key_data(
         jax.make_array_from_callback((4,), split.sharding, lambda index: keys[index])

@@ -90,8 +90,8 @@ def _shared_copy(value: np.ndarray) -> np.ndarray:
     """Return a copy of an array of the host, the same one until somebody writes to the array."""
 
     def layout(array: np.ndarray) -> Any:
-        kind = (type(array), getattr(array, "weak_type", None), array.dtype)
-        return (*kind, array.ctypes.data, array.shape, array.strides)
+        aval = getattr(array, "aval", None)  # of JAX's own, with the mesh that it was made under
+        return (type(array), aval, array.dtype, array.ctypes.data, array.shape, array.strides)
 
     original = layout(value)
     copy = _copies.get(original)
