@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.literals import TypedNdArray
 
 import snaprt
+from snaprt.jaxapi.tracing.host_memory import _shared_copy
 
 SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
@@ -132,6 +134,19 @@ def test_an_array_that_is_written_to_between_two_uses_is_two_constants():
     with snaprt.lazy():
         constants = jax.make_jaxpr(add)(jnp.ones(4)).consts
     assert [str(constant[0]) for constant in constants] == ["0.0", "-0.0", "1.0"]
+
+
+def test_the_same_memory_under_another_mesh_is_another_constant():
+    memory = np.full(8, 4.0, np.float32)
+    copies = []
+    for name in "ij":
+        mesh = jax.make_mesh((1,), (name,), axis_types=(jax.sharding.AxisType.Explicit,))
+        with jax.set_mesh(mesh):
+            aval = jax.typeof(jnp.zeros(8))
+        copies.append(_shared_copy(TypedNdArray(memory, aval)))
+        assert copies[-1].aval == aval
+        assert _shared_copy(TypedNdArray(memory, aval)) is copies[-1]
+    assert copies[0].aval != copies[1].aval
 
 
 def test_equal_constants_are_one_program():
