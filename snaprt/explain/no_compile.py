@@ -96,6 +96,11 @@ class _Watch(Subscriber):
     def compiled(self, compilation: Compilation) -> None:
         _of_thread.pending = None
 
+    def forbids_compiling(self) -> bool:
+        # Which counts executions, of which JAX's own are none.
+        is_to_come = settings.get("SNAPRT_NO_COMPILE_AFTER") is not None
+        return is_to_come or _action() is not None
+
 
 @functools.cache
 def start() -> None:

@@ -100,6 +100,10 @@ class Subscriber:
         """
         return False
 
+    def forbids_compiling(self) -> bool:
+        """Whether what could be compiled once more, to run faster, is not to be now."""
+        return False
+
     def compiled(self, compilation: Compilation) -> None:
         """The program that was announced has been loaded or compiled."""
 
@@ -132,6 +136,7 @@ class Listeners:
     cut: _Told
     compiling: _Told
     falls_back: tuple[Callable[[Cut, Program, bool], bool], ...]
+    forbids_compiling: tuple[Callable[[], bool], ...]
     compiled: _Told
     ready: _Told
     ran: _Told

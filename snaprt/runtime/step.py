@@ -106,7 +106,7 @@ def thread_trace() -> LazyTrace:
             _cut,
             _run_apart,
             lambda: current_plan() is not None or watched() is not None or told() is not None,
-            lambda: listeners().sees_cuts,
+            lambda: _must_be_ours(listeners()),
             _effects.add,
         )
     return trace
@@ -662,7 +662,11 @@ def _run_part(
         repro.after_run(executable, arguments)
     for tell in progress.callbacks.ran:
         tell(run_of_cut, results)
-    if progress.trace is not None and run_of_cut is None and len(part.nodes) <= MOST_CALLS:
+    if (
+        progress.trace is not None
+        and not (executable.is_collected or _must_be_ours(progress.callbacks))
+        and len(part.nodes) <= MOST_CALLS
+    ):
         progress.trace.lone_calls.ran(
             part.nodes, (*arguments, *results), functools.partial(_may_leave, progress.trace)
         )
@@ -765,6 +769,11 @@ def _runs_eagerly(program: Program, progress: _Progress, at: Cut) -> bool:
         tell("all that follows, until it repeats", "new_graphs")
     trace.fall_back(place)
     return True
+
+
+def _must_be_ours(callbacks: Listeners) -> bool:
+    """Return whether JAX may make no call: somebody follows what runs, or nothing is compiled."""
+    return callbacks.sees_cuts or any(forbids() for forbids in callbacks.forbids_compiling)
 
 
 def _may_leave(trace: LazyTrace) -> bool:

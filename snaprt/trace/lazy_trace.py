@@ -48,7 +48,7 @@ class LazyTrace(jaxapi.Trace):
         run: Runs the recording, which is one operation, as a program of its own: ``run(trace)``.
         is_followed: Returns whether executions are recorded or watched, so that each is to be one
             of ours.
-        is_seen: Returns whether somebody is told of each cut.
+        must_be_ours: Returns whether each program is to be one of ours for another reason.
         effectful: Is told when an operation with effects has been recorded.
     """
 
@@ -61,7 +61,7 @@ class LazyTrace(jaxapi.Trace):
         cut: Callable[[LazyTrace, str], None],
         run: Callable[[LazyTrace], None],
         is_followed: Callable[[], bool],
-        is_seen: Callable[[], bool],
+        must_be_ours: Callable[[], bool],
         effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class LazyTrace(jaxapi.Trace):
         self._cut = cut
         self._run = run
         self._is_followed = is_followed
-        self._is_seen = is_seen
+        self._must_be_ours = must_be_ours
         self.pacer = Pacer()
         self.fallback = Fallback()
         self.lone_calls = LoneCalls()
@@ -251,7 +251,7 @@ class LazyTrace(jaxapi.Trace):
             self.cut_before_call()
             if _is_any_pending(operands):
                 return False
-        if self.recording.point.effectful or not self.may_fall_back() or self._is_seen():
+        if self.recording.point.effectful or not self.may_fall_back() or self._must_be_ours():
             return False
         self.interruptions += 1
         return True

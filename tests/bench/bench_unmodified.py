@@ -53,7 +53,10 @@ class Cost:
 def run(program: Path, cache: Path | None, bytecode: Path) -> tuple[Cost, str]:
     """Run a program, lazily where there is a cache for it; return its cost and what it prints."""
     command = [sys.executable, str(program)]
-    environment = {**measuring.clean_environment(bytecode), "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
+    environment = {
+        **measuring.clean_environment(bytecode),
+        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+    }
     if cache is not None:
         command = [sys.executable, "-m", "snaprt", "run", "--lazy", "--", str(program)]
         environment["SNAPRT_CACHE_DIR"] = str(cache)

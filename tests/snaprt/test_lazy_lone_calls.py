@@ -186,6 +186,24 @@ def test_a_thread_that_marks_a_step_is_lazy_again():
     assert lazily_in_thread(run) == (True, False)
 
 
+def test_nothing_is_compiled_again_where_that_is_forbidden():
+    @jax.jit
+    def step(x):
+        return x * 2, x.sum()
+
+    def run():
+        x = jnp.asarray(X)
+        x, total = step(x)
+        read = [float(total)]
+        with snaprt.no_compile():
+            for _ in range(30):
+                x, total = step(x)
+                read.append(float(total))
+        return type(x), read[-1]
+
+    assert lazily_in_thread(run) == (LazyArray, pytest.approx(2.0**30 * X.sum()))
+
+
 def test_a_subscriber_is_told_of_each_cut():
     loop, seen = Loop(), []
 
