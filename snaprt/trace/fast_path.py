@@ -420,7 +420,7 @@ def follow_jit(
     fallback = trace.fallback
     if fallback.is_on and not fallback.looks() and trace.may_fall_back():
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
-    left = trace.lone_calls.left.get(id(info))
+    left = None if fallback.is_on else trace.lone_calls.left.get(id(info))
     if left is not None and trace.leaves_call(left, jax.tree.leaves(arguments)):
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
