@@ -245,11 +245,10 @@ class LazyTrace(jaxapi.Trace):
     def leaves_call(self, call: LoneCall, operands: Sequence[Any]) -> bool:
         """Return whether JAX makes a call that is left to it: `snaprt.trace.lone_calls`."""
         self.cut_where_due()
-        if _is_any_pending(operands):
-            if not (call.is_large and self.runs_alone()):
-                return False
+        if call.is_large and self.runs_alone():
             self.cut_before_call()
-            if _is_any_pending(operands):
+        for operand in operands:
+            if type(operand) is LazyArray and operand._value is None:
                 return False
         if self.recording.point.effectful or not self.may_fall_back() or self._must_be_ours():
             return False
@@ -560,13 +559,6 @@ class LazyTrace(jaxapi.Trace):
     def cur_qdd(self, x: Any) -> Any:
         """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
         return jaxapi.evaluate_call("cur_qdd", x)
-
-
-def _is_any_pending(operands: Sequence[Any]) -> bool:
-    for operand in operands:  # noqa: SIM110 - a generator takes twice as long
-        if type(operand) is LazyArray and operand._value is None:
-            return True
-    return False
 
 
 def _value(operand: Any) -> Any:

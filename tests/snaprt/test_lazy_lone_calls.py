@@ -9,6 +9,7 @@ from threads import lazily_in_thread
 
 import snaprt
 from snaprt.runtime.events import Subscriber, subscribe, unsubscribe
+from snaprt.runtime.step import thread_trace
 from snaprt.trace import lone_calls
 from snaprt.trace.array import LazyArray
 
@@ -154,6 +155,22 @@ def test_what_a_large_call_needs_runs_before_it():
     assert kinds[0] is not LazyArray
     assert kinds[1] is LazyArray
     np.testing.assert_allclose(read, run()[0], rtol=1e-5)
+
+
+def test_what_stands_beside_a_large_call_piles_up_no_work():
+    loop = Loop()
+
+    def run():
+        average, most = loop.x["w"], 0
+        for _ in range(60):
+            loop.unread(1)
+            average = 0.9 * average + 0.1 * loop.x["w"]
+            most = max(most, thread_trace().recording.point.depth)
+        return loop.is_left(), most
+
+    is_left, most = lazily_in_thread(run)
+    assert is_left
+    assert most <= 4
 
 
 def test_what_is_recorded_from_here_on_is_seen(tmp_path):
