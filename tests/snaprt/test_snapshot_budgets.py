@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from programs import run_program
+from programs import SNAPRT, run_program
 
 from snaprt import lazy, mark_step, metrics
 from snaprt.snapshot.recorder.filing import Budget
@@ -121,7 +121,7 @@ print(budget._bytes, budget._waiting)
         ("all", 32_000),  # of the first of a program, it is not known how large outputs are
         ("record=inputs", 19_200),
         ("record=outputs", 12_800),
-        ("record=outputs, device=1", 12_800),
+        ("record=outputs, device=1", 6_400),
     ],
 )
 def test_only_what_is_queued_counts_and_none_of_it_once_it_is_written(
@@ -132,6 +132,37 @@ def test_only_what_is_queued_counts_and_none_of_it_once_it_is_written(
     )
     assert process.stdout.split() == [str(nbytes), "0"]
     assert list(tmp_path.glob("dump/*.snap"))
+
+
+PARTS_PROGRAM = """
+import jax
+jax.distributed.initialize()
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from snaprt.snapshot.recorder.pending import bytes_held, bytes_on_a_device
+
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+host = np.arange(8, dtype=np.float32)
+
+def put(value, *spec):
+    sharding = NamedSharding(mesh, P(*spec))
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+alone = jax.device_put(host, jax.local_devices()[0])
+keys = jax.random.wrap_key_data(put(np.zeros((8, 2), np.uint32), "a"))
+arrays = [put(host, ("a", "b")), put(host, "a"), put(host), put(host[:0]), alone, host, keys]
+print([(bytes_on_a_device([array]), bytes_held([array])) for array in arrays])
+print(bytes_on_a_device(arrays[:2]), bytes_held(arrays[:2]))
+"""
+
+
+def test_of_an_array_what_lies_on_a_device_or_in_the_process_counts(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PARTS_PROGRAM)
+    words = (*SNAPRT, "launch", "-n", "2", "--devices-per-process", "2", "--", str(program))
+    lines = sorted(run_program(words).stdout.splitlines())
+    parts = [(8, 16), (16, 32), (32, 64), (0, 0), (32, 32), (32, 32), (32, 64)]
+    assert lines == [f"[{rank}] {line}" for rank in (0, 1) for line in ("24 48", str(parts))]
 
 
 def test_without_budgets_everything_is_recorded(folder: Path) -> None:

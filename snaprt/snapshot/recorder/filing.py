@@ -27,7 +27,7 @@ from snaprt.snapshot.format.repeated import Form
 from snaprt.snapshot.format.store import store_for
 from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause, contents, describe, likeness, values
-from snaprt.snapshot.recorder.pending import HeldExecution
+from snaprt.snapshot.recorder.pending import HeldExecution, bytes_held, bytes_on_a_device
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 KEEP_LAST: Final = "keep-last"
@@ -138,23 +138,32 @@ class Filing:
         self._forms: dict[tuple[int, schema.Role, int], tuple[Any, Form]] = {}
 
     def nbytes(self, execution: HeldExecution, role: schema.Role) -> int:
-        """Return how many bytes the arrays of one role have: those of each execution of it."""
+        """Return how many bytes of one role lie on each device: those of each execution of it."""
         key = execution.executable.number, role
         if key not in self._nbytes:
             places = execution.inputs if role == "inputs" else execution.outputs
             if places is None:
                 return 0
-            self._nbytes[key] = sum(array.nbytes for array in places)
+            self._nbytes[key] = bytes_on_a_device(places)
         return self._nbytes[key]
 
     def admits(
         self, execution: HeldExecution, conditions: Sequence[Condition], output_bytes: int
     ) -> bool:
-        """Return whether the budgets have room for an execution, and take it."""
-        roles = [_roles(index, words, conditions) for index, _, words in execution.devices]
+        """Return whether the budgets have room for an execution, and take it.
+
+        Args:
+            execution: What is to be recorded.
+            conditions: For which.
+            output_bytes: Of its outputs on each device, as far as it is known.
+        """
         sizes = {"inputs": self.nbytes(execution, "inputs"), "outputs": output_bytes}
-        nbytes = sum(sizes[role] for role in frozenset().union(*roles))
-        return self.budget.admits(sum(map(len, roles)), nbytes, execution.plan.folder)
+        files = [
+            sizes[role]
+            for index, _, words in execution.devices
+            for role in _roles(index, words, conditions)
+        ]
+        return self.budget.admits(len(files), sum(files), execution.plan.folder)
 
     def queue(
         self,
@@ -163,15 +172,12 @@ class Filing:
         conditions: Sequence[Condition],
         cause: Cause,
     ) -> int:
-        """Queue the files of one role of an admitted execution; return the arrays' bytes."""
+        """Queue the files of one role of an admitted execution; return the bytes of each."""
         nbytes = self.nbytes(execution, role)
-        devices = list(_devices(execution, role, conditions))
-        for index, device in devices:
-            # Each device's file takes a part of the same arrays: the last one lets go of them.
-            held = nbytes if index == devices[-1][0] else 0
-            self.budget.queued(held)
-            write = functools.partial(self._write, execution, role, index, device, cause, held)
-            self.writer.call(write, held)
+        for index, device in _devices(execution, role, conditions):
+            self.budget.queued(nbytes)
+            write = functools.partial(self._write, execution, role, index, device, cause, nbytes)
+            self.writer.call(write, nbytes)
         return nbytes
 
     def _write(
@@ -181,14 +187,14 @@ class Filing:
         index: int,
         device: jaxapi.Device,
         cause: Cause,
-        held: int,
+        nbytes: int,
     ) -> None:
         try:
-            if self.nbytes(execution, role) >= arrays.LARGE:
+            if nbytes >= arrays.LARGE:
                 execution.ends_within(_PATIENCE_SECONDS)
             self._write_file(execution, role, index, device, cause, execution.plan.folder)
         finally:
-            self.budget.queued(-held)
+            self.budget.queued(-nbytes)
 
     def _write_file(
         self,
@@ -255,8 +261,8 @@ class Filing:
         if files is not None:
             self.writer.call(functools.partial(_move, files, folder))
             return
-        nbytes = sum(array.nbytes for array in execution.inputs)
-        self.writer.call(functools.partial(self.write_now, execution, folder, cause), nbytes)
+        write = functools.partial(self.write_now, execution, folder, cause)
+        self.writer.call(write, bytes_held(execution.inputs))
 
 
 def names_of(execution: HeldExecution, cause: Cause) -> list[Path]:
@@ -383,4 +389,4 @@ def _sizes(executions: Iterable[HeldExecution]) -> dict[int, int]:
         for execution in executions
         for array in (*execution.inputs, *(execution.outputs or ()))
     ]
-    return {id(array): int(array.nbytes) for array in arrays}
+    return {id(array): bytes_held([array]) for array in arrays}

@@ -26,6 +26,8 @@ from snaprt.snapshot.recorder.pending import (
     HeldExecution,
     Trail,
     Trailing,
+    bytes_held,
+    bytes_on_a_device,
 )
 from snaprt.snapshot.recorder.ranks.sharing import Sharing
 from snaprt.snapshot.recorder.triggers import Trigger
@@ -258,9 +260,7 @@ class Outcomes:
                 if trigger.confirms is None:
                     is_recorded |= strike()
                 else:
-                    self._filing.writer.call(
-                        strike, sum(array.nbytes for array in execution.inputs)
-                    )
+                    self._filing.writer.call(strike, bytes_held(execution.inputs))
             if error is not None and execution.plan.keep_last and not is_recorded:
                 mark_recorded(error)
                 self.fail(execution, Cause("error", error_text(error)))
@@ -310,7 +310,7 @@ class Outcomes:
         self._being_recorded.add(id(execution))
         try:
             if self.sharing.claim(execution) and self._filing.admits(
-                execution, conditions, sum(array.nbytes for array in outputs)
+                execution, conditions, bytes_on_a_device(outputs)
             ):
                 self._filing.queue(execution, "inputs", conditions, cause)
                 if outputs:

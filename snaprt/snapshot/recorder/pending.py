@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import sys
 import threading
@@ -326,6 +327,27 @@ def copy(array: jax.Array, hold: Hold) -> jax.Array:
     if hold == "device" or _is_on_host(array):
         return jaxapi.copy_array(array)
     return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+
+
+def bytes_on_a_device(arrays: Iterable[Any]) -> int:
+    """Return how many bytes of some arrays lie on each of their devices."""
+    return sum(array.nbytes // parts for array, parts, _ in _divided(arrays))
+
+
+def bytes_held(arrays: Iterable[Any]) -> int:
+    """Return how many bytes this process holds of some arrays: on all of its devices, no others."""
+    return sum(array.nbytes // parts * here for array, parts, here in _divided(arrays))
+
+
+def _divided(arrays: Iterable[Any]) -> Iterator[tuple[Any, int, int]]:
+    """Yield arrays, in how many parts each is, and how many of them, or copies, lie here."""
+    for array in arrays:
+        sharding = getattr(array, "sharding", None)
+        if sharding is None or len(sharding.device_set) == 1:
+            yield array, 1, 1
+        else:
+            part = math.prod(sharding.shard_shape(array.shape))
+            yield array, array.size // part if part else 1, len(sharding.addressable_devices)
 
 
 def _is_on_host(array: jax.Array) -> bool:

@@ -78,7 +78,7 @@ class _History:
     name: str
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
-    output_bytes: int = 0  # as far as it is known
+    output_bytes: int = 0  # on each device, as far as it is known
     watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
     never_rests: Plan | None = None  # the plan for which each execution is to be told
