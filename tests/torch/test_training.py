@@ -282,12 +282,14 @@ def test_gradients_of_16_bits_are_added_up_in_32(is_autocast: bool) -> None:
     if not is_autocast:
         plain, x = plain.bfloat16(), x.bfloat16()
     wrapped = snaprt.torch.wrap(copy.deepcopy(plain))
-    for module in (wrapped, plain):
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
-            result = module(x)
-        result.float().sum().backward()
-    assert wrapped.bias.grad.tolist() == plain.bias.grad.tolist() == [2048] * 4
-    _close(wrapped.weight.grad.float(), plain.weight.grad.float(), 2e-2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        result = wrapped(x)
+    result.float().sum().backward()
+    # PyTorch's own, of 16 bits, are up to a tenth off on some processors.
+    exact = plain.double()
+    exact(x.bfloat16().double()).sum().backward()
+    assert wrapped.bias.grad.tolist() == exact.bias.grad.tolist() == [2048] * 4
+    _close(wrapped.weight.grad.double(), exact.weight.grad, 2e-2)
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.BatchNorm3d])
