@@ -28,6 +28,11 @@ _CALLS: Final = 256
 #: nobody holds, which JAX does where the user says so. Running it takes long enough.
 _MOST_BYTES: Final = 64 << 20
 
+#: One with more equations, or more floating point operations, may take long to compile once more,
+#: and takes so long to run that it gains nothing.
+_MOST_EQUATIONS: Final = 400
+_MOST_WORK: Final = 1e8
+
 #: Whoever can make the calls holds the function, and so what it closes over.
 _MOST_CONSTANT_BYTES: Final = 1 << 16
 
@@ -65,12 +70,15 @@ class LoneCalls:
 
     def recorded(self, info: Any, point: Point, *, is_large: bool) -> None:
         """Take note of a call, which is recorded as one operation: ``point``."""
+        evaluation = point.evaluation
         if (
             point.lone is None
             and jaxapi.is_call_of_users_jit(point.primitive, point.params)
             and point.operation.constant_bytes <= _MOST_CONSTANT_BYTES
+            and evaluation.weight <= _MOST_EQUATIONS
+            and evaluation.work <= _MOST_WORK
         ):
-            due = _CALLS + _CALLS_AN_EQUATION * point.evaluation.weight
+            due = _CALLS + _CALLS_AN_EQUATION * evaluation.weight
             point.lone = LoneCall(info, is_large, due)
 
     def ran(

@@ -264,8 +264,11 @@ def test_a_setting_keeps_the_calls_lazy(monkeypatch, name, value):
     assert lazily_in_thread(run) == (True, False)
 
 
-def test_large_arrays_stay_lazy(monkeypatch):
-    monkeypatch.setattr(lone_calls, "_MOST_BYTES", 100)
+@pytest.mark.parametrize(
+    ("limit", "value"), [("_MOST_BYTES", 100), ("_MOST_EQUATIONS", 15), ("_MOST_WORK", 100)]
+)
+def test_what_is_large_stays_lazy(monkeypatch, limit, value):
+    monkeypatch.setattr(lone_calls, limit, value)
     loop = Loop()
     lazily_in_thread(lambda: loop.reading(30))
     assert not loop.is_left()
