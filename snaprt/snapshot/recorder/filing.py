@@ -138,7 +138,10 @@ class Filing:
         self._forms: dict[tuple[int, schema.Role, int], tuple[Any, Form]] = {}
 
     def nbytes(self, execution: HeldExecution, role: schema.Role) -> int:
-        """Return how many bytes of one role lie on each device: those of each execution of it."""
+        """Return how many bytes of one role lie on each device: those of each execution of it.
+
+        0 while none has had outputs.
+        """
         key = execution.executable.number, role
         if key not in self._nbytes:
             places = execution.inputs if role == "inputs" else execution.outputs
@@ -148,16 +151,17 @@ class Filing:
         return self._nbytes[key]
 
     def admits(
-        self, execution: HeldExecution, conditions: Sequence[Condition], output_bytes: int
+        self, execution: HeldExecution, conditions: Sequence[Condition], runs: int = 1
     ) -> bool:
         """Return whether the budgets have room for an execution, and take it.
 
         Args:
             execution: What is to be recorded.
             conditions: For which.
-            output_bytes: Of its outputs on each device, as far as it is known.
+            runs: Of how many runs there are outputs; 0 where it failed.
         """
-        sizes = {"inputs": self.nbytes(execution, "inputs"), "outputs": output_bytes}
+        outputs = runs * self.nbytes(execution, "outputs")
+        sizes = {"inputs": self.nbytes(execution, "inputs"), "outputs": outputs}
         files = [
             sizes[role]
             for index, _, words in execution.devices
@@ -171,14 +175,13 @@ class Filing:
         role: schema.Role,
         conditions: Sequence[Condition],
         cause: Cause,
-    ) -> int:
-        """Queue the files of one role of an admitted execution; return the bytes of each."""
+    ) -> None:
+        """Queue the files of one role of an admitted execution."""
         nbytes = self.nbytes(execution, role)
         for index, device in _devices(execution, role, conditions):
             self.budget.queued(nbytes)
             write = functools.partial(self._write, execution, role, index, device, cause, nbytes)
             self.writer.call(write, nbytes)
-        return nbytes
 
     def _write(
         self,

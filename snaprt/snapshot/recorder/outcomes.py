@@ -27,7 +27,6 @@ from snaprt.snapshot.recorder.pending import (
     Trail,
     Trailing,
     bytes_held,
-    bytes_on_a_device,
 )
 from snaprt.snapshot.recorder.ranks.sharing import Sharing
 from snaprt.snapshot.recorder.triggers import Trigger
@@ -310,7 +309,7 @@ class Outcomes:
         self._being_recorded.add(id(execution))
         try:
             if self.sharing.claim(execution) and self._filing.admits(
-                execution, conditions, bytes_on_a_device(outputs)
+                execution, conditions, runs=bool(outputs)
             ):
                 self._filing.queue(execution, "inputs", conditions, cause)
                 if outputs:

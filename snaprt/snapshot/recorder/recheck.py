@@ -23,11 +23,7 @@ from snaprt.snapshot.recorder import bits
 from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause, describe_device
 from snaprt.snapshot.recorder.filing import Filing
-from snaprt.snapshot.recorder.pending import (
-    HeldExecution,
-    RecordedExecutable,
-    bytes_on_a_device,
-)
+from snaprt.snapshot.recorder.pending import HeldExecution, RecordedExecutable
 from snaprt.snapshot.recorder.triggers import OTHER_DEVICE
 
 SECONDS_TO_MEET: Final = 10.0
@@ -255,8 +251,7 @@ class Rechecks:
         _log.error(
             "a device computed wrong results: %s. Recorded in %s", sentence, execution.plan.folder
         )
-        nbytes = 2 * bytes_on_a_device(execution.outputs or ())
-        if self._filing.admits(execution, conditions, nbytes):
+        if self._filing.admits(execution, conditions, runs=2):
             self._filing.queue(execution, "inputs", conditions, cause)
             self._filing.queue(execution, "outputs", conditions, cause)
             if finding.again is not None:

@@ -78,7 +78,6 @@ class _History:
     name: str
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
-    output_bytes: int = 0  # on each device, as far as it is known
     watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
     never_rests: Plan | None = None  # the plan for which each execution is to be told
@@ -419,10 +418,7 @@ class Recorder:
             if has_compiled:
                 execution.limit = math.inf
             if execution.cause is not None:
-                nbytes = self._filing.queue(
-                    execution, "outputs", execution.recorded_for, execution.cause
-                )
-                self._histories[execution.executable.number].output_bytes = nbytes
+                self._filing.queue(execution, "outputs", execution.recorded_for, execution.cause)
             if execution.watching:
                 if execution.plan.wants_flag:
                     self._histories[execution.executable.number].watched += 1
@@ -606,7 +602,7 @@ class Recorder:
         )
         execution.rechecked_for = again
         self._keep(execution)
-        if at_once and self._filing.admits(execution, at_once, history.output_bytes):
+        if at_once and self._filing.admits(execution, at_once):
             execution.recorded_for, execution.cause = at_once, Cause(at_once[0].text)
             self._filing.queue(execution, "inputs", at_once, execution.cause)
         return execution

@@ -23,7 +23,7 @@ from snaprt.channel import Channel, channel
 from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing
-from snaprt.snapshot.recorder.pending import HeldExecution, bytes_held, bytes_on_a_device
+from snaprt.snapshot.recorder.pending import HeldExecution, bytes_held
 from snaprt.snapshot.recorder.plan import Plan, current_plan
 from snaprt.snapshot.recorder.ranks.states import missing_file
 from snaprt.units import format_spans
@@ -280,7 +280,7 @@ class Sharing:
         if not self.claim(execution):
             return
         conditions: tuple[Condition, ...] = tuple(execution.watching) or execution.plan.conditions
-        if self._filing.admits(execution, conditions, bytes_on_a_device(execution.outputs or ())):
+        if self._filing.admits(execution, conditions):
             self._filing.queue(execution, "inputs", conditions, cause)
             metrics.counter_add("SnapshotForOtherRank")
             self._record_outputs(execution, cause, conditions, time.monotonic() + SECONDS)
