@@ -17,7 +17,7 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.snapshot.recorder.plan import steps_ended
-from snaprt.snapshot.recorder.progress import told, watched
+from snaprt.snapshot.recorder.progress import is_anyone_told, told, watched
 
 if TYPE_CHECKING:
     from snaprt.compile.executable import Executable
@@ -201,7 +201,7 @@ def listeners() -> Listeners:
 
 def is_followed() -> bool:
     """Return whether `run_followed` has more to do than to run."""
-    return watched() is not None or told() is not None or jaxapi.is_profiled()
+    return is_anyone_told() or jaxapi.is_profiled()
 
 
 def run_followed(

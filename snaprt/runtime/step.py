@@ -43,7 +43,7 @@ from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
 from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
-from snaprt.snapshot.recorder.progress import told, watched
+from snaprt.snapshot.recorder.progress import is_anyone_told
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
 from snaprt.trace.array import (
@@ -105,7 +105,7 @@ def thread_trace() -> LazyTrace:
             _at_once,
             _cut,
             _run_apart,
-            lambda: current_plan() is not None or watched() is not None or told() is not None,
+            lambda: current_plan() is not None or is_anyone_told(),
             lambda: _must_be_ours(listeners()),
             _effects.add,
         )
@@ -664,8 +664,8 @@ def _run_part(
         tell(run_of_cut, results)
     if (
         progress.trace is not None
-        and not (executable.is_collected or _must_be_ours(progress.callbacks))
         and len(part.nodes) <= MOST_CALLS
+        and not (executable.is_collected or _must_be_ours(progress.callbacks))
     ):
         progress.trace.lone_calls.ran(
             part.nodes, (*arguments, *results), functools.partial(_may_leave, progress.trace)

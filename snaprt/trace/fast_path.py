@@ -418,10 +418,12 @@ def follow_jit(
     """
     arguments = (args, kwargs)
     fallback = trace.fallback
-    if fallback.is_on and not fallback.looks() and trace.may_fall_back():
-        return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
-    left = None if fallback.is_on else trace.lone_calls.left.get(id(info))
-    if left is not None and trace.leaves_call(left, jax.tree.leaves(arguments)):
+    if fallback.is_on:
+        is_left = not fallback.looks() and trace.may_fall_back()
+    else:
+        call = trace.lone_calls.left.get(id(info))
+        is_left = call is not None and trace.leaves_call(call, jax.tree.leaves(arguments))
+    if is_left:
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:

@@ -261,6 +261,11 @@ def told() -> Callable[[RecordedExecutable], None] | None:
     return _tell
 
 
+def is_anyone_told() -> bool:
+    """Return whether executions are told to somebody, before or after they are made."""
+    return _progress is not None or _tell is not None
+
+
 def tell_of_each(tell: Callable[[RecordedExecutable], None] | None) -> None:
     """Call ``tell`` with each program that is about to run; None for no more."""
     global _tell
