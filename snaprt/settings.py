@@ -424,6 +424,12 @@ SETTINGS: Final = (
         "Bytes to leave free on the disk that holds the snapshots.",
         default=0,
     ),
+    Setting(
+        "SNAPRT_RECORD_QUEUE_BYTES",
+        SIZE,
+        "Maximum size of the arrays that wait to be written; beyond it, the program waits.",
+        default_text="2G, or a quarter of the free memory if that is more",
+    ),
     _on_off("SNAPRT_RECORD_STOP", "Stop the program once a NaN or an error is recorded."),
     Setting(
         "SNAPRT_REPRO_AFTER",

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,13 @@ from programs import finish, run_program, start_program
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.executable import Executable, run
+from snaprt.host.memory import available_bytes
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder import plan
 from snaprt.snapshot.recorder.record import Recorder
-from snaprt.snapshot.recorder.writer import SnapshotWriter
+from snaprt.snapshot.recorder.writer import MEMORY_SHARE, QUEUE_BYTES, SnapshotWriter
 
 numbers = itertools.count(1000)
 
@@ -325,6 +327,54 @@ def test_a_full_queue_makes_the_program_wait_and_counts_it(tmp_path: Path) -> No
     waits, nanoseconds, _ = metrics.metric_data("SnapshotQueueWait") or (0, 0, [])
     assert waits == 1
     assert nanoseconds > 1e8
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """What an accelerator says of its memory."""
+
+    statistics: dict[str, int] | None
+
+    def memory_stats(self) -> dict[str, int] | None:
+        return self.statistics
+
+
+def queued_at_once(writer: SnapshotWriter, path: Path, nbytes: int, device: Any = None) -> bool:
+    """Return whether the program waits for no other snapshot of ``nbytes`` that it has queued."""
+    release = threading.Event()
+    submit(writer, path, slow_contents(release), nbytes)
+    timer = threading.Timer(0.5, release.set)
+    timer.start()
+    writer.call(lambda: writer.write(path, slow_contents(release)), nbytes, device)
+    is_at_once = not release.is_set()
+    release.set()
+    assert writer.flush(30)
+    return is_at_once
+
+
+def test_more_waits_where_memory_is_free_unless_a_limit_is_set(tmp_path: Path) -> None:
+    share = int(MEMORY_SHARE * available_bytes())
+    if share < QUEUE_BYTES:
+        pytest.skip("this machine has little memory")
+    path = tmp_path / "a.snap"
+    assert queued_at_once(SnapshotWriter(), path, share * 2 // 5)  # both: four fifths of the share
+    assert not queued_at_once(SnapshotWriter(), path, share)
+    assert not queued_at_once(SnapshotWriter(queue_bytes=QUEUE_BYTES), path, share * 2 // 5)
+    assert not queued_at_once(SnapshotWriter(queue_bytes=0), path, 1)
+    small = {"bytes_limit": 4 * QUEUE_BYTES, "peak_bytes_in_use": QUEUE_BYTES, "bytes_in_use": 0}
+    for statistics, is_at_once in (small, False), ({}, True), (None, True):
+        device = Accelerator(statistics)
+        assert queued_at_once(SnapshotWriter(), path, share * 2 // 5, device) is is_at_once
+
+
+@pytest.mark.parametrize(("text", "limit"), [("5M", 5 << 20), ("0", 0), ("", None)])
+def test_the_environment_limits_what_waits(
+    folder: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, text: str, limit: int | None
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD_QUEUE_BYTES", text)
+    x = jnp.ones(3)
+    run(compiled(double, x), [x], recorder)
+    assert recorder.writer.queue_bytes == limit
 
 
 def test_the_queue_is_full_of_many_small_files_too(tmp_path: Path) -> None:

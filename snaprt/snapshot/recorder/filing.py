@@ -181,7 +181,7 @@ class Filing:
         for index, device in _devices(execution, role, conditions):
             self.budget.queued(nbytes)
             write = functools.partial(self._write, execution, role, index, device, cause, nbytes)
-            self.writer.call(write, nbytes)
+            self.writer.call(write, nbytes, device)
 
     def _write(
         self,

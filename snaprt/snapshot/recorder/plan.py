@@ -40,6 +40,7 @@ class Plan:
     conditions: tuple[Condition, ...]  # executions are recorded for which one of these holds
     keep_last: int  # how many executions the flight recorder holds
     keep_bytes: int  # how many bytes of them stay in memory
+    queue_bytes: int | None  # how many may wait to be written; None: as memory allows
     # Where inputs are held whose execution may fail: on the device, donated ones on the host, or
     # all on the host.
     hold: Hold
@@ -84,6 +85,7 @@ _texts = settings.Texts(
     *("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_RECORD", "SNAPRT_RECORD_KEEP_LAST"),
     *("NEURON_DUMP_HLO_SNAPSHOT", "NEURON_FRAMEWORK_DEBUG", "NEURON_NC0_ONLY_SNAPSHOT"),
     *("SNAPRT_RECORD_HOLD", "SNAPRT_RECORD_STOP", "SNAPRT_RECORD_KEEP_BYTES", "RANK"),
+    "SNAPRT_RECORD_QUEUE_BYTES",
 )
 
 _seen: tuple[list[Any], Plan | None] = ([], None)  # the texts, and what follows of them
@@ -186,6 +188,7 @@ def _read_plan(directory: Path | None = None, otherwise: tuple[Condition, ...] =
         conditions=conditions,
         keep_last=keep_last,
         keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
+        queue_bytes=settings.get("SNAPRT_RECORD_QUEUE_BYTES"),
         hold=hold,
         stops=stops,
     )

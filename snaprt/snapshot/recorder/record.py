@@ -508,6 +508,7 @@ class Recorder:
             self._began = time.monotonic()
             self._process = jax.process_index()
         self._plan = plan
+        self.writer.queue_bytes = plan.queue_bytes
         self._rank = place_in_job().rank
         keep_state(plan.folder)
         self._outcomes.sharing.join(plan)

@@ -22,13 +22,16 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.host.interruptions import raise_if_interrupted
+from snaprt.host.memory import available_bytes
 from snaprt.host.whole_files import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
 from snaprt.snapshot.format.write import Written, write_file, write_parts
 
 QUEUE_BYTES = 2 << 30
-"""How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""
+"""How many bytes of arrays may wait to be written, if nothing else is asked for; and more ..."""
+MEMORY_SHARE = 0.25
+"""... while they are at most this share of the memory that is free."""
 QUEUE_FILES = 16_384
 """How many files may wait: small ones, whose arrays weigh less than what else is held of them."""
 SECONDS_TO_END = 5.0
@@ -55,11 +58,26 @@ def afresh_in_children(part: _HasThread) -> None:
         os.register_at_fork(after_in_child=after_fork)
 
 
-class SnapshotWriter:
-    """Writes snapshots one after the other in a thread of its own."""
+def _free_bytes(device: jaxapi.Device | None) -> int:
+    """Return how many bytes are free on the host, and on a device whose memory JAX knows."""
+    statistics = (device.memory_stats() if device is not None else None) or {}
+    free = available_bytes()
+    if "bytes_limit" in statistics and "peak_bytes_in_use" in statistics:
+        # What the program has used once, it uses again.
+        free = min(free, statistics["bytes_limit"] - statistics["peak_bytes_in_use"])
+    return free
 
-    def __init__(self, queue_bytes: int = QUEUE_BYTES, queue_files: int = QUEUE_FILES) -> None:
-        self._queue_bytes = queue_bytes
+
+class SnapshotWriter:
+    """Writes snapshots one after the other in a thread of its own.
+
+    Attributes:
+        queue_bytes: How many bytes of arrays may wait; a larger single snapshot waits alone. None
+            for `QUEUE_BYTES`, or more where there is memory.
+    """
+
+    def __init__(self, queue_bytes: int | None = None, queue_files: int = QUEUE_FILES) -> None:
+        self.queue_bytes = queue_bytes
         self._queue_files = queue_files
         self._logged: set[object] = set()
         self._cleaned: set[Path] = set()
@@ -78,20 +96,23 @@ class SnapshotWriter:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def call(self, work: Callable[[], object], nbytes: int = 0) -> None:
+    def call(
+        self, work: Callable[[], object], nbytes: int = 0, device: jaxapi.Device | None = None
+    ) -> None:
         """Queue ``work`` for the writer's thread; wait only while the queue is full.
 
         Args:
             work: Called once, with no arguments.
             nbytes: About how many bytes of arrays it keeps alive.
+            device: Where these may lie, if not in the memory of the host.
         """
         with self._lock:  # which takes a third of what the condition takes
             # The writer's own thread must not wait for itself.
-            if self._is_full(nbytes) and threading.current_thread() is not self._thread:
+            if self._is_full(nbytes, device) and threading.current_thread() is not self._thread:
                 started = time.perf_counter_ns()
                 self._awaiting_room += 1
                 try:
-                    while self._is_full(nbytes):
+                    while self._is_full(nbytes, device):
                         self._changed.wait()
                 finally:
                     self._awaiting_room -= 1
@@ -119,9 +140,15 @@ class SnapshotWriter:
         """Whether a thread waits for what is being written."""
         return bool(self._awaiting_room or self._awaiting_end)
 
-    def _is_full(self, nbytes: int) -> bool:
-        too_large = self._bytes and self._bytes + nbytes > self._queue_bytes
-        return bool(too_large) or len(self._jobs) >= self._queue_files
+    def _is_full(self, nbytes: int, device: jaxapi.Device | None) -> bool:
+        if len(self._jobs) >= self._queue_files:
+            return True
+        queued = self._bytes + nbytes
+        if not self._bytes:
+            return False
+        if self.queue_bytes is not None:
+            return queued > self.queue_bytes
+        return queued > QUEUE_BYTES and queued > MEMORY_SHARE * _free_bytes(device)
 
     def end(self, seconds: float = SECONDS_TO_END) -> None:
         """Write what is queued, but not for longer; drop the rest, count it, and say so.
