@@ -48,6 +48,10 @@ class Device(Protocol):
         """Hash by identity."""
         ...
 
+    def memory_stats(self) -> dict[str, int] | None:
+        """Return what XLA's allocator knows of its memory, if it keeps an account."""
+        ...
+
 
 def device_list(devices: Sequence[Device]) -> Any:
     """Return devices as XLA takes them, in their order."""

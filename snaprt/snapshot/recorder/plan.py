@@ -40,11 +40,11 @@ class Plan:
     conditions: tuple[Condition, ...]  # executions are recorded for which one of these holds
     keep_last: int  # how many executions the flight recorder holds
     keep_bytes: int  # how many bytes of them stay in memory
-    queue_bytes: int | None  # how many may wait to be written; None: as memory allows
     # Where inputs are held whose execution may fail: on the device, donated ones on the host, or
     # all on the host.
     hold: Hold
     stops: bool  # whether the program is stopped when a failure was recorded
+    queue_bytes: int | None = None  # how many may wait to be written; None: as memory allows
 
     @functools.cached_property
     def texts(self) -> tuple[str, ...]:
@@ -188,9 +188,9 @@ def _read_plan(directory: Path | None = None, otherwise: tuple[Condition, ...] =
         conditions=conditions,
         keep_last=keep_last,
         keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
-        queue_bytes=settings.get("SNAPRT_RECORD_QUEUE_BYTES"),
         hold=hold,
         stops=stops,
+        queue_bytes=settings.get("SNAPRT_RECORD_QUEUE_BYTES"),
     )
 
 
