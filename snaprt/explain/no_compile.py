@@ -67,6 +67,7 @@ class no_compile(ContextDecorator):  # noqa: N801 - reads as a function, used as
 
     def __enter__(self) -> None:
         _of_thread.actions = (*_of_thread.actions, self._action)
+        jaxapi.watch_closely()
 
     def __exit__(self, *error: object) -> None:
         _of_thread.actions = _of_thread.actions[:-1]

@@ -174,6 +174,7 @@ def _renew(subscribed: tuple[Subscriber, ...], asked_for: tuple[Subscriber, ...]
     global _subscribed, _asked_for, _listeners
     _subscribed, _asked_for = subscribed, asked_for
     _listeners = Listeners((*subscribed, *asked_for))
+    jaxapi.end_all_rests()
 
 
 #: What names more subscribers at each cut, as "module:function". A name, for what looks on imports

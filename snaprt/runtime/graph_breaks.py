@@ -152,6 +152,10 @@ BREAKS: Final[Mapping[str, Break]] = {
         "differentiate only with respect to floating-point arguments",
     ),
     "abstract": Break("an argument that only describes an array", "pass an array"),
+    "donation": Break(
+        "donating or deleting an array that pending operations take",
+        "call mark_step before it, or donate in a jax.jit function, which is recorded",
+    ),
     "thread": Break(
         "another thread that uses x", "call mark_step before passing x to another thread"
     ),

@@ -66,6 +66,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         if self._steady:
             _make_steady(trace)
         jaxapi.set_thread_trace(trace)
+        jaxapi.watch_closely()
 
     def __exit__(
         self,
@@ -78,6 +79,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         trace = thread_trace()
         outer, trace.fullgraph, trace.steady = self._outer.pop()
         jaxapi.set_thread_trace(outer)
+        jaxapi.watch_closely()
         try:
             if not isinstance(outer, LazyTrace):
                 collect_again()

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,6 +76,8 @@ _SECONDS_BETWEEN_TRIES = 0.01
 # The traces that effects are pending in; a thread that ends may leave some.
 _effects: set[LazyTrace] = set()
 
+_traces: weakref.WeakSet[LazyTrace] = weakref.WeakSet()
+
 
 def thread_trace() -> LazyTrace:
     """Return this thread's lazy trace, made at its first use."""
@@ -86,7 +89,8 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_full(LazyArray)
         jaxapi.teach_keys(LazyTrace)
         jaxapi.teach_trace_state(LazyTrace)
-        jaxapi.teach_compiled(LazyArray, LazyTrace, read_for_executable)
+        jaxapi.teach_compiled(LazyArray, LazyTrace, read_for_executable, LazyTrace.give_away)
+        jaxapi.before_deleted(_about_to_delete)
         jaxapi.teach_error_check(LazyTrace)
         _watch_checks()
         jaxapi.own_constants()
@@ -104,11 +108,12 @@ def thread_trace() -> LazyTrace:
             _recording_failed,
             _at_once,
             _cut,
-            _run_apart,
+            _run_pending,
             lambda: current_plan() is not None or is_anyone_told(),
             lambda: _must_be_ours(listeners()),
             _effects.add,
         )
+        _traces.add(trace)
     return trace
 
 
@@ -144,6 +149,7 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
+    trace.wake()
     callbacks = listeners()
     with trace.lock:
         arrays = trace.recording.live_arrays()
@@ -303,9 +309,17 @@ def _cut(trace: LazyTrace, cause: str) -> None:
         _forget(trace, -1 if begins_anew else MAX_POINTS)
 
 
-def _run_apart(trace: LazyTrace) -> None:
-    """Run an operation that is another one each time its line runs; nothing else is pending."""
-    _run_all_that_can(trace, trace.recording.live_arrays(), pacing.APART, listeners())
+def _run_pending(trace: LazyTrace, cause: str) -> None:
+    """Run all that is pending, because of an operation that cannot be part of it."""
+    if trace.fullgraph and cause != pacing.APART:
+        raise graph_break(cause)
+    _run_all_that_can(trace, trace.recording.live_arrays(), cause, listeners())
+
+
+def _about_to_delete(array: Any) -> None:
+    """Run, in every thread, what is pending that takes an array which is about to be deleted."""
+    for trace in tuple(_traces):
+        trace.give_away([array])
 
 
 def _run_all_that_can(

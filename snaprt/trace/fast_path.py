@@ -113,6 +113,8 @@ def follow(
     context = _trace_context()
     if context != trace.context:
         trace.enter_context(context)
+    if trace.is_resting:
+        trace.wake()
     if trace.recording.point.stop is not None:
         trace.cut_where_due()
     trace.following = True
@@ -297,6 +299,8 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
         context = _trace_context()
         if context != trace.context:
             trace.enter_context(context)
+        if trace.is_resting:
+            trace.wake()
         attempt = left = right = None
         trace.following = True
         try:
@@ -422,14 +426,22 @@ def follow_jit(
         is_left = not fallback.looks() and trace.may_fall_back()
     else:
         call = trace.lone_calls.left.get(id(info))
-        is_left = call is not None and trace.leaves_call(call, jax.tree.leaves(arguments))
+        rested = call is not None and jaxapi.rests()  # when C++ looked for it
+        leaves = jax.tree.leaves(arguments) if call is not None else ()
+        is_left = call is not None and trace.leaves_call(call, leaves)
+        if is_left and rested:
+            return jaxapi.LEFT, None, trace.with_values(*arguments)
     if is_left:
+        if info.donate_argnums or info.donate_argnames:
+            trace.give_away(jax.tree.leaves(arguments))
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
     key, operands = parsed
     if fallback.is_on and trace.looks_and_runs_eagerly(key, operands):
+        if info.donate_argnums or info.donate_argnames:
+            trace.give_away(operands)
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     result = follow(trace, key, operands)
     if result is None:

@@ -10,15 +10,15 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from typing import Any
 
 import jax
 
-from snaprt import jaxapi, metrics
+from snaprt import jaxapi, metrics, settings
 from snaprt.graph.operation import Evaluation, Operation, is_known, operation
 from snaprt.graph.program import Literal, Placement, literal
 from snaprt.host.collector import collect_seldom
@@ -27,7 +27,16 @@ from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.fallback import Fallback, described
 from snaprt.trace.lone_calls import LoneCall, LoneCalls
 from snaprt.trace.modes import NONE, Modes, current_modes
-from snaprt.trace.pacing import ALONE, APART, BY_INDICES, BYTES, Pacer, is_asked_for, most_bytes
+from snaprt.trace.pacing import (
+    ALONE,
+    APART,
+    BY_INDICES,
+    BYTES,
+    GIVEN_AWAY,
+    Pacer,
+    is_asked_for,
+    most_bytes,
+)
 from snaprt.trace.recording import Recording, carry_over
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
@@ -45,7 +54,7 @@ class LazyTrace(jaxapi.Trace):
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
         cut: Runs all that is pending: ``cut(trace, cause)``.
-        run: Runs the recording, which is one operation, as a program of its own: ``run(trace)``.
+        run: Runs what is pending for what cannot be a part of it: ``run(trace, cause)``.
         is_followed: Returns whether executions are recorded or watched, so that each is to be one
             of ours.
         must_be_ours: Returns whether each program is to be one of ours for another reason.
@@ -59,7 +68,7 @@ class LazyTrace(jaxapi.Trace):
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
         cut: Callable[[LazyTrace, str], None],
-        run: Callable[[LazyTrace], None],
+        run: Callable[[LazyTrace, str], None],
         is_followed: Callable[[], bool],
         must_be_ours: Callable[[], bool],
         effectful: Callable[[LazyTrace], None],
@@ -98,6 +107,8 @@ class LazyTrace(jaxapi.Trace):
         self.pacer = Pacer()
         self.fallback = Fallback()
         self.lone_calls = LoneCalls()
+        self._at_last_call: Recording | None = None  # what is recorded, at a call left to JAX
+        self.is_resting = False  # whether C++ makes such calls; then nothing is pending
         self._callbacks: Counter[Any] = Counter()  # new ones, by the line that made them
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
@@ -200,6 +211,17 @@ class LazyTrace(jaxapi.Trace):
         """Run what is pending, for what comes is a program of its own."""
         self._cut(self, ALONE)
 
+    def give_away(self, arrays: Iterable[Any]) -> None:
+        """Run what is pending where it takes one of ``arrays``, whose memory is about to go.
+
+        Raises:
+            GraphBreakError: In a scope that allows no breaks.
+        """
+        taken = self.recording.input_wires
+        if taken and not self.is_running and any(id(_known(array)) in taken for array in arrays):
+            with self.exclusive():
+                self._run(self, GIVEN_AWAY)
+
     def runs_alone(self) -> bool:
         """Return whether calls that are programs of their own cut what is pending."""
         return (
@@ -211,6 +233,8 @@ class LazyTrace(jaxapi.Trace):
 
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
+        if self.is_resting:
+            self.wake()
         if self.fallback.is_on and self._runs_eagerly(primitive, args, params):
             return self.evaluate(partial(primitive.bind, **params), args, {})
         if self.recording.point.stop is not None:
@@ -253,7 +277,31 @@ class LazyTrace(jaxapi.Trace):
         if self.recording.point.effectful or not self.may_fall_back() or self._must_be_ours():
             return False
         self.interruptions += 1
+        self._rest()
         return True
+
+    def _rest(self) -> None:
+        """Let C++ make such calls from the next one on, if nothing was recorded since the last."""
+        recording = self.recording
+        if recording.inputs or recording.point is not self.root:
+            return
+        if self._at_last_call is not recording:
+            self._at_last_call = recording
+            return
+        self.is_resting = True
+        _learn_to_rest()
+        jaxapi.rest(self.lone_calls.generation, self._goes_on)
+
+    def _goes_on(self) -> bool:
+        """Take note of a call that C++ has made; return whether it may make the next one."""
+        self.interruptions += 1
+        return self.is_resting and self.may_fall_back() and not self._must_be_ours()
+
+    def wake(self) -> None:
+        """Be asked about such calls again, for something is about to be recorded."""
+        self.is_resting = False
+        self._at_last_call = None
+        jaxapi.watch_closely()
 
     def fall_back(self, place: Any) -> None:
         """Run eagerly, because of a place, until operations repeat: `snaprt.trace.fallback`."""
@@ -282,13 +330,18 @@ class LazyTrace(jaxapi.Trace):
         self.fallback.meet(what, operands)
         return True
 
-    def evaluate(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return what a function returns, eagerly; of JAX, or a jitted one."""
+    def with_values(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a call with the values of lazy arrays in their place."""
         args = tuple([_value(arg) for arg in args])
         if not all(type(arg) is jaxapi.ArrayImpl for arg in args) or kwargs:
             leaves = jax.tree.leaves((args, kwargs))
             if any(type(leaf) is LazyArray for leaf in leaves):  # else static arguments stay as is
-                args, kwargs = jax.tree.map(_value, (args, kwargs))
+                return jax.tree.map(_value, (args, kwargs))
+        return args, kwargs
+
+    def evaluate(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return what a function returns, eagerly; of JAX, or a jitted one."""
+        args, kwargs = self.with_values(args, kwargs)
         started = time.perf_counter()
         with jaxapi.evaluating():
             returned = function(*args, **kwargs)
@@ -504,7 +557,7 @@ class LazyTrace(jaxapi.Trace):
             try:
                 results = self._record(primitive, concrete, params, is_apart=True)
                 if not isinstance(results, str):
-                    self._run(self)
+                    self._run(self, APART)
                     return results if primitive.multiple_results else results[0]
             finally:
                 self.recording = pending
@@ -519,6 +572,8 @@ class LazyTrace(jaxapi.Trace):
             )
         self._at_once(self, primitive.name, cause, args)
         concrete = [a.materialize(cause) if isinstance(a, LazyArray) else a for a in args]
+        if jaxapi.donates(params):
+            self.give_away(concrete)
         metrics.counter_add(f"eager::{primitive.name}")
         return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
 
@@ -559,6 +614,22 @@ class LazyTrace(jaxapi.Trace):
     def cur_qdd(self, x: Any) -> Any:
         """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
         return jaxapi.evaluate_call("cur_qdd", x)
+
+
+def _known(operand: Any) -> Any:
+    return operand._value if type(operand) is LazyArray else operand
+
+
+@cache
+def _learn_to_rest() -> None:
+    jaxapi.take_values_at_rest(LazyArray, _handed_out)
+    settings.when_changed(jaxapi.end_all_rests)
+
+
+def _handed_out(array: LazyArray) -> jax.Array | None:
+    if array._value is not None:
+        array._handle.exposed = True
+    return array._value
 
 
 def _value(operand: Any) -> Any:

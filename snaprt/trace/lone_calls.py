@@ -63,10 +63,12 @@ class LoneCalls:
 
     Attributes:
         left: A call of each, by the identity of what JAX knows of the jit.
+        generation: Changes with ``left``.
     """
 
     def __init__(self) -> None:
         self.left: dict[int, LoneCall] = {}
+        self.generation = 0
 
     def recorded(self, info: Any, point: Point, *, is_large: bool) -> None:
         """Take note of a call, which is recorded as one operation: ``point``."""
@@ -106,3 +108,4 @@ class LoneCalls:
             functions = {id(call.info): call for call in calls}
             metrics.counter_add("JitLeftToJax", len(functions.keys() - self.left.keys()))
             self.left.update(functions)
+            self.generation += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from snaprt import settings
+from snaprt import jaxapi, settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +58,7 @@ def choose_eager(enable: bool | None) -> None:
     global _chosen_eager, _last
     _chosen_eager = enable
     _last = _texts.now(), _read()
+    jaxapi.end_all_rests()
 
 
 def _read() -> Modes:

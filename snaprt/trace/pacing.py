@@ -89,6 +89,9 @@ _MAY_MARK_STEPS: Final = frozenset({"optimizer_step", "sync"})
 APART: Final = "static"
 BY_INDICES: Final = "indices"
 
+#: Why what is pending runs before an array that it takes is donated or deleted.
+GIVEN_AWAY: Final = "donation"
+
 #: The causes of automatic cuts, as they are counted under ``cut::CAUSE``.
 ALONE: Final = "own_program"
 REPEATS: Final = "repeats"

@@ -235,12 +235,12 @@ def test_a_deleted_array_is_refused_where_it_is_used():
                 jnp.stack([array, array])
 
 
-def test_what_was_recorded_before_an_operand_was_deleted_fails_alone():
+def test_what_takes_an_operand_that_an_eager_thread_has_donated_fails_alone():
     kept = jnp.ones(3)
-    deleted = jnp.ones(3)
+    donated = jnp.ones(3)
     with snaprt.lazy():
-        failed, other = deleted * 2 + 1, kept * 3
-        deleted.delete()
+        failed, other = donated * 2 + 1, kept * 3
+        in_thread(jax.jit(jnp.negative, donate_argnums=0), donated)
         with pytest.raises(snaprt.ExecutionError, match="deleted"):
             snaprt.mark_step()
         np.testing.assert_array_equal(other, [3, 3, 3])

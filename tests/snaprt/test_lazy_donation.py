@@ -1,6 +1,8 @@
 """Inputs that nothing needs any more give their memory to results, and all others keep it."""
 
 import json
+import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,9 @@ from threads import in_thread
 
 import snaprt
 from snaprt.compile import loaded
+from snaprt.errors import GraphBreakError
+from snaprt.runtime.step import thread_trace
+from snaprt.trace import fallback
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization")
 
@@ -262,3 +267,105 @@ print(sum(array.nbytes for array in jax.live_arrays()))
 def test_what_functions_that_are_gone_closed_over_is_let_go_of():
     # In a process of its own, as live arrays are those of the whole process.
     assert int(run_program(LETS_GO).stdout) <= 24 << 20  # not 48
+
+
+def _doubled(x):
+    return x * 2
+
+
+_compiled_ahead = jax.jit(_doubled, donate_argnums=0).lower(jnp.ones(SIZE)).compile()
+
+
+def _call_compiled(x):
+    for _ in range(3):  # from the second call on in C++
+        x = _compiled_ahead(x)
+
+
+def _delete_in_another_thread(x):
+    thread = threading.Thread(target=x.delete)
+    thread.start()
+    thread.join()
+
+
+def _call_while_eager(x):
+    trace = thread_trace()
+    trace.fallback._places["place"] = fallback._Place(seconds=1e6)
+    trace.fall_back("place")
+    try:
+        jax.jit(_doubled, donate_argnums=0)(x)
+    finally:
+        trace.resume()
+
+
+@partial(jax.jit, donate_argnums=0)
+def _left(x):
+    return x * 2, x.sum()
+
+
+def _call_left_to_jax(x):
+    y = x + 0
+    while not thread_trace().lone_calls.left:
+        y, total = _left(y)
+        float(total)
+    assert type(_left(x)[1]) is type(x)
+
+
+#: How a program lets go of the memory of an array, which JAX cannot use from then on.
+WAYS = {
+    "deleted": lambda x: x.delete(),
+    "deleted elsewhere": _delete_in_another_thread,
+    "compiled ahead": _call_compiled,
+    "with options": jax.jit(
+        _doubled, donate_argnums=0, compiler_options={"xla_cpu_enable_fast_math": False}
+    ),
+    "put": lambda x: jax.device_put(x, jax.devices()[0], donate=True),
+    "while eager": _call_while_eager,
+    "left to JAX": _call_left_to_jax,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_takes_an_array_runs_before_its_memory_goes(way, monkeypatch):
+    monkeypatch.setattr("snaprt.trace.lone_calls._CALLS", 10)
+    monkeypatch.setattr("snaprt.trace.lone_calls._CALLS_AN_EQUATION", 0)
+    data = np.linspace(0.0, 1.0, SIZE, dtype=np.float32)
+
+    def run():
+        with snaprt.lazy():
+            x = jax.device_put(data)
+            y = jnp.sin(x)
+            total = y.sum()
+            WAYS[way](x)
+            np.testing.assert_allclose(y, np.sin(data), rtol=1e-6)
+            np.testing.assert_allclose(total, np.sin(data).sum(), rtol=1e-5)
+            return x
+
+    assert in_thread(run).is_deleted() or way == "put"  # a CPU may keep it
+
+
+def test_an_array_with_a_computed_value_is_deleted_after_what_takes_it():
+    with snaprt.lazy():
+        x = _computed(0.5)
+        y = x * 2
+        x.delete()
+        np.testing.assert_array_equal(y, np.ones(SIZE))
+        with pytest.raises(RuntimeError, match="deleted"):
+            x + 1
+
+
+def test_nothing_runs_where_nothing_takes_what_is_deleted():
+    with snaprt.lazy():
+        x, other = jax.device_put([np.ones(SIZE), np.ones(SIZE)])
+        y = x * 2
+        other.delete()
+        assert y._value is None
+
+
+def test_deleting_what_pending_operations_take_breaks_a_graph():
+    with snaprt.lazy(fullgraph=True):
+        x = jax.device_put(np.ones(SIZE, np.float32))
+        y = x * 2
+        with pytest.raises(GraphBreakError, match="donating or deleting"):
+            x.delete()
+        snaprt.mark_step()
+    np.testing.assert_array_equal(y, np.full(SIZE, 2))

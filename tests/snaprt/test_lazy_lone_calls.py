@@ -1,19 +1,23 @@
 """JAX makes calls of small jitted functions, once recording them has cost enough."""
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from recordings import recorded
-from threads import lazily_in_thread
+from threads import in_thread, lazily_in_thread
 
 import snaprt
+from snaprt import jaxapi
 from snaprt.runtime.events import Subscriber, subscribe, unsubscribe
 from snaprt.runtime.step import thread_trace
+from snaprt.snapshot.recorder.progress import tell_of_each
 from snaprt.trace import lone_calls
 from snaprt.trace.array import LazyArray
+from snaprt.trace.lazy_trace import LazyTrace
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization", "soon")
 
@@ -173,6 +177,159 @@ def test_what_stands_beside_a_large_call_piles_up_no_work():
     is_left, most = lazily_in_thread(run)
     assert is_left
     assert most <= 4
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The functions that C++ has asked Python to call, of those that are left to JAX."""
+    calls, leaves_call = [], LazyTrace.leaves_call
+
+    def ask(trace, call, operands):
+        calls.append(call)
+        return leaves_call(trace, call, operands)
+
+    monkeypatch.setattr(LazyTrace, "leaves_call", ask)
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["reading", "unread"])
+def test_cpp_makes_the_calls_that_are_left(asked, kind):
+    loop = Loop()
+
+    def run(loop):
+        getattr(loop, kind)(60)
+        before = len(asked)
+        getattr(loop, kind)(60)
+        return len(asked) - before
+
+    assert lazily_in_thread(lambda: run(loop)) == 0
+    assert 0 < len(asked) < 10
+    assert_as_eager(loop, run)
+
+
+def test_cpp_makes_calls_with_keys_and_values_that_were_recorded(asked):
+    @jax.jit
+    def step(key, x, scale):
+        key, now = jax.random.split(key)
+        x = x + scale * jax.random.normal(now, x.shape)
+        return key, x, x.sum()
+
+    def run():
+        x, key, scale, read = jnp.asarray(X), jax.random.key(0), jnp.ones(16) * 0.1, []
+        for _ in range(60):
+            key, x, total = step(key, x, scale)
+            read.append(float(total))
+        before = len(asked)
+        for _ in range(30):
+            key, x, total = step(key, x, scale)
+            read.append(float(total))
+        return read, len(asked) - before, type(scale)
+
+    read, calls, kind = lazily_in_thread(run)
+    assert (calls, kind) == (0, LazyArray)
+    np.testing.assert_allclose(read, run()[0], rtol=1e-5)
+
+
+def test_work_beside_small_calls_is_as_before(asked):
+    """Where something is recorded between two calls, Python is asked for each."""
+    loop = Loop()
+
+    def run(loop):
+        average = loop.x["w"]
+        for _ in range(20):
+            loop.reading(5)
+            average = 0.9 * average + 0.1 * loop.x["w"]
+            loop.reading(1)
+        return np.asarray(average)
+
+    average = lazily_in_thread(lambda: run(loop))
+    assert loop.is_left()
+    np.testing.assert_allclose(average, run(Loop()), rtol=1e-4)
+    assert_as_eager(loop, run)
+
+
+def _tell_of_each():
+    tell_of_each(lambda executable: None)
+    tell_of_each(None)
+
+
+#: What may be done to have calls seen, in the thread itself or in another one.
+EVENTS = {
+    "variable": lambda: os.environ.__setitem__("SNAPRT_TEST_OF_RESTS", "1"),
+    "subscriber": lambda: unsubscribe(Subscriber()),
+    "eager mode": lambda: snaprt.eager_mode(None),
+    "executions told": _tell_of_each,
+}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("event", EVENTS)
+def test_python_is_asked_about_the_next_call_after_an_event(asked, monkeypatch, event, elsewhere):
+    monkeypatch.delenv("SNAPRT_TEST_OF_RESTS", raising=False)
+    loop = Loop()
+
+    def run():
+        loop.reading(40)
+        rested, before = jaxapi.rests(), len(asked)
+        in_thread(EVENTS[event]) if elsewhere else EVENTS[event]()
+        loop.reading(1)
+        calls = len(asked) - before
+        loop.reading(3)
+        return rested, calls, jaxapi.rests()
+
+    assert lazily_in_thread(run) == (True, 1, True)
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        lambda: snaprt.lazy(fullgraph=True),
+        lambda: snaprt.no_compile("warn"),
+        lambda: snaprt.record("error", "unused"),
+        lambda: jax.debug_nans(True),
+    ],
+    ids=["fullgraph", "no_compile", "record", "debug_nans"],
+)
+def test_python_is_asked_about_the_first_call_in_a_scope(scope):
+    loop = Loop()
+
+    def run():
+        loop.reading(40)
+        rested = jaxapi.rests()
+        with scope():
+            inside = jaxapi.rests()
+        return rested, inside
+
+    assert lazily_in_thread(run) == (True, False)
+
+
+def test_jax_looks_for_nan_after_calls_that_cpp_has_made():
+    @jax.jit
+    def step(x):
+        return jnp.log(x), x.sum()
+
+    def run():
+        x = jnp.ones(16) * 2
+        for _ in range(40):
+            float(step(x)[1])
+        rested = jaxapi.rests()
+        with jax.debug_nans(True), pytest.raises(FloatingPointError):
+            np.asarray(step(-x)[0])
+        return rested
+
+    assert lazily_in_thread(run)
+
+
+def test_threads_that_are_woken_again_and_again_rest_no_more(monkeypatch):
+    monkeypatch.setattr("snaprt.jaxapi.jit.watch._MOST_ENDS", 0)
+    loop = Loop()
+
+    def run():
+        loop.reading(40)
+        return jaxapi.rests()
+
+    assert not lazily_in_thread(run)
+    assert loop.is_left()
 
 
 def test_what_is_recorded_from_here_on_is_seen(tmp_path):

@@ -22,6 +22,7 @@ from snaprt.jaxapi.installation import is_file_of_jax, is_source_of_jax
 from snaprt.jaxapi.tracing.arrays import ArrayImpl
 from snaprt.jaxapi.tracing.traces import (
     current_trace_setting,
+    evaluating,
     once,
     read_as_constants,
     staging_for_constants,
@@ -219,6 +220,9 @@ def _count_clearings() -> None:
 
 NOT_KNOWN = object()
 
+#: A call that JAX is to make; in a thread that rests, C++ makes the next ones of its kind.
+LEFT = object()
+
 _FollowJit = Callable[
     [Any, Callable[..., Any], Any, Any, Any],
     tuple[Any, Callable[[Any], None] | None, tuple[Any, Any]],
@@ -231,8 +235,8 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
     Args:
         kind: The type of the trace.
         follow: Takes the trace, the function, what JAX knows of the jit, and the arguments. Returns
-            what the call returns, or ``NOT_KNOWN`` and what to tell what JAX then returned, with
-            the arguments to call it with.
+            what the call returns; or `LEFT`; or ``NOT_KNOWN`` and what to tell what JAX then
+            returned, with the arguments to call it with.
     """
 
     def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> MakeCall | None:
@@ -240,6 +244,8 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
         if type(trace) is not kind:
             return None
         returned, learn, sent = follow(trace, fun, info, args, kwargs)
+        if returned is LEFT:
+            return lambda: run_eagerly(fun, info, args, kwargs)
         if returned is not NOT_KNOWN:
             return lambda: (returned, *NO_FAST_PATH)
         if learn is None:
@@ -252,6 +258,11 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
             return result
 
         return make
+
+    def run_eagerly(fun: Any, info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        with evaluating():
+            inferred, flat = infer_jit(fun, info, args, kwargs)
+            return run_jit(inferred, flat, fun, args, kwargs)
 
     ask_before_jit(kind, ask)
 

@@ -71,7 +71,10 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
     @functools.wraps(call_compiled)
     def call(*args: Any, **kwargs: Any) -> Any:
         # Our own calls of our own programs are looked at elsewhere.
-        caller = sys._getframe(1).f_globals.get("__name__", "")
+        frame = sys._getframe(1)
+        if frame.f_code.co_name == "give_away_and_call" and frame.f_back is not None:
+            frame = frame.f_back  # `snaprt.jaxapi.tracing.teaching` asks before us
+        caller = frame.f_globals.get("__name__", "")
         if caller.startswith(("snaprt.", "snaprt_")) or not (
             is_watched() and _core.trace_state_clean()
         ):
@@ -147,6 +150,19 @@ _RUN_FUNCTIONS: Final = frozenset({"call_exported", "cond", "scan", "while"})
 _watch: Any = _jaxlib.config.Config(
     "snaprt_watch", None, include_in_jit_key=True, include_in_trace_context=False
 )
+
+#: The same for a thread that records calls rather than makes them: what was left to C++ there.
+_rest: Any = _jaxlib.config.Config(
+    "snaprt_rest", None, include_in_jit_key=True, include_in_trace_context=False
+)
+
+#: Changes for all threads at once, so that C++ finds nothing that was left to it anywhere.
+_rests_ended: Any = _jaxlib.config.Config(
+    "snaprt_rests_ended", 0, include_in_jit_key=True, include_in_trace_context=False
+)
+
+#: After so many changes threads rest no more: each has Python make every call once.
+_MOST_ENDS: Final = 64
 
 
 class _Relaxed(NamedTuple):
@@ -231,8 +247,7 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
     jit_primitive: Any = _pjit.jit_p
     jit_primitive.def_impl(run_primitive)
     _left[:] = [watcher.left]
-    module: Any = _api
-    module._post_hook_state = _CallHook()
+    _keep_hook()
 
 
 _left: list[Callable[[Any, Any, Any, Any], None]] = []
@@ -242,12 +257,19 @@ _call_hook: Any = _api._post_hook_state
 
 
 class _Thread(threading.local):
-    """What a thread that is relaxed had before."""
+    """What a thread that is relaxed, or rests, had before."""
 
-    before: tuple[Any, Any] | None = None  # the watch and the hook
+    before: tuple[Any, Any, Any] | None = None  # which setting it is, its value, and the hook
+    goes_on: Callable[[], bool] = bool  # whether it rests after a call that C++ has made
 
 
 _thread = _Thread()
+
+
+@functools.cache
+def _keep_hook() -> None:
+    module: Any = _api
+    module._post_hook_state = _CallHook()
 
 
 class _CallHook:
@@ -279,19 +301,97 @@ def relax_watch(generation: int) -> bool:
         return True
     if words is None or _call_hook.value is not None:
         return False
-    relaxed = _Relaxed(words, generation)
-    _thread.before = _watch.swap_local(relaxed), _call_hook.swap_local(_after_call)
+    _leave(_watch, _Relaxed(words, generation), _after_call)
     return True
 
 
+def _leave(setting: Any, value: Any, hook: Callable[..., None]) -> None:
+    _thread.before = setting, setting.swap_local(value), _call_hook.swap_local(hook)
+
+
 def watch_closely() -> None:
-    """Have each watched call of this thread asked about again, if it is relaxed."""
+    """Have each call of this thread asked about again, if it is relaxed or rests."""
     if _thread.before is None:
         return
-    watch, hook = _thread.before
+    setting, value, hook = _thread.before
     _thread.before = None
-    _watch.set_local(watch)
+    setting.set_local(value)
     _call_hook.set_local(hook)
+
+
+def rest(generation: int, goes_on: Callable[[], bool]) -> None:
+    """Let C++ make the calls of this thread that were left to JAX, until `watch_closely`.
+
+    For a thread whose trace `intercept_jit` asks about each call: from the second call of its kind
+    on, C++ makes one that was left while the thread rests. It does not where JAX looks for NaN
+    after each call, nor where the thread is relaxed.
+
+    Args:
+        generation: C++ makes the calls that were left to it in this one.
+        goes_on: Returns whether the thread still rests; asked after each call that C++ has made.
+    """
+    global _has_rested
+    ends = _rests_ended.get_global()
+    if _rest.value == (generation, ends):
+        return
+    if _rest.value is not None:
+        watch_closely()
+    if _thread.before is None and _call_hook.value is None and ends < _MOST_ENDS:
+        _keep_hook()
+        _has_rested = True
+        _thread.goes_on = goes_on
+        _leave(_rest, (generation, ends), _after_call_at_rest)
+
+
+def rests() -> bool:
+    """Return whether C++ makes the calls of this thread that are left to JAX from now on."""
+    resting = _rest.value
+    return resting is not None and resting[1] == _rests_ended.get_global()
+
+
+_has_rested = False  # a thread, since they all were ended
+
+_UNKNOWN_TO_CPP: Final = object()
+
+
+@functools.cache
+def take_values_at_rest(kind: type, value: Callable[[Any], Any]) -> None:
+    """Let C++ take the values of instances of ``kind``, in threads that rest.
+
+    JAX takes arrays of keys apart by the same registry, which C++ alone asks. Elsewhere C++ finds
+    in an instance what it does not know, and asks Python.
+
+    Args:
+        kind: A type that C++ does not know.
+        value: Returns the value of an instance, None where there is none yet.
+    """
+
+    def flatten(array: Any) -> tuple[tuple[Any], None]:
+        found = value(array) if rests() else None
+        return (_UNKNOWN_TO_CPP if found is None else found,), None
+
+    def unflatten(_: None, values: tuple[Any]) -> Any:
+        return values[0]
+
+    _tree_util.dispatch_registry.register_node(kind, flatten, unflatten)
+
+
+def end_all_rests() -> None:
+    """Have each call asked about again in every thread that rests."""
+    global _has_rested
+    if _has_rested:
+        _has_rested = False
+        watch_closely()
+        _rests_ended.set_global(_rests_ended.get_global() + 1)
+
+
+def _after_call_at_rest(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+    if not _thread.goes_on():
+        watch_closely()
+    look = _call_hook.get_global()
+    if look is not None:  # since the thread rests
+        watch_closely()
+        look(function, args, kwargs, results)
 
 
 def _after_call(function: Any, args: Any, kwargs: Any, results: Any) -> None:

@@ -58,6 +58,14 @@ def is_breakpoint(params: Mapping[str, Any]) -> bool:
     return "breakpoint.<locals>._breakpoint_callback" in names
 
 
+def donates(params: Mapping[str, Any]) -> bool:
+    """Return whether an operation with these parameters takes the memory of an operand."""
+    semantics = params.get("copy_semantics") or ()  # of ``device_put``
+    return any(params.get("donated_invars") or ()) or any(
+        how.name == "DONATE_INPUT" for how in semantics
+    )
+
+
 _asked_before_waiting: list[Callable[[], None]] = []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
 from typing import Any
@@ -57,14 +57,21 @@ def teach_device_get(kind: Any, read: Callable[[Any], Any]) -> None:
 
 
 @once
-def teach_compiled(kind: Any, trace: Any, read: Callable[[Any], jax.Array]) -> None:
+def teach_compiled(
+    kind: Any,
+    trace: Any,
+    read: Callable[[Any], jax.Array],
+    give_away: Callable[[Any, Sequence[Any]], None],
+) -> None:
     """Let what `jax.stages.Lowered.compile` returns take the values of instances of ``kind``.
 
     JAX takes them for tracers, to which it refuses to apply a compiled function. Checked with jax
     0.10.2 and 0.12.0: whatever is no plain array comes by this method. Under a trace of type
-    ``trace``, too, its parts for several devices have to be values.
+    ``trace``, too, its parts for several devices have to be values; and the trace is to
+    ``give_away`` the arguments that the compiled function donates, before it does.
     """
     original: Any = jax.stages.Compiled.call
+    call_compiled = jax.stages.Compiled.__call__
 
     def value(leaf: Any) -> Any:
         return read(leaf) if isinstance(leaf, kind) else leaf
@@ -76,7 +83,19 @@ def teach_compiled(kind: Any, trace: Any, read: Callable[[Any], jax.Array]) -> N
         with evaluating() if is_lazy else nullcontext():
             return original(params, *args, **kwargs)
 
-    jax.stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
+    @functools.wraps(call_compiled)
+    def give_away_and_call(*args: Any, **kwargs: Any) -> Any:
+        current = current_trace_setting.value
+        if type(current) is trace:
+            kinds = jax.tree.leaves(args[0].args_info)
+            if any(kind.donated for kind in kinds):
+                pairs = zip(jax.tree.leaves((args[1:], kwargs)), kinds, strict=False)
+                give_away(current, [leaf for leaf, kind in pairs if kind.donated])
+        return call_compiled(*args, **kwargs)
+
+    compiled: Any = jax.stages.Compiled
+    compiled.call = staticmethod(call)
+    compiled.__call__ = give_away_and_call
 
 
 @once

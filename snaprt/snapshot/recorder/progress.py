@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import jax
 
+from snaprt import jaxapi
 from snaprt.snapshot.recorder.pending import RecordedExecutable, is_there_or_gone
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
@@ -270,6 +271,7 @@ def tell_of_each(tell: Callable[[RecordedExecutable], None] | None) -> None:
     """Call ``tell`` with each program that is about to run; None for no more."""
     global _tell
     _tell = tell
+    jaxapi.end_all_rests()
 
 
 def is_watched_closely() -> bool:
@@ -288,4 +290,5 @@ def watch_progress(*, closely: bool) -> Progress:
         if _progress is None:
             _progress = Progress()
         _progress.is_close |= closely
+    jaxapi.end_all_rests()
     return _progress
