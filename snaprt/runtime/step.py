@@ -11,7 +11,6 @@ import contextlib
 import functools
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,7 +56,7 @@ from snaprt.trace.array import (
 from snaprt.trace.cut import CutPlan, Part, plan_cut
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
-from snaprt.trace.lazy_trace import LazyTrace
+from snaprt.trace.lazy_trace import LazyTrace, give_away
 from snaprt.trace.lone_calls import MOST_CALLS
 from snaprt.trace.modes import NONE, current_modes
 from snaprt.trace.recording import DataHandle, carry_over, is_mostly_dead
@@ -76,8 +75,6 @@ _SECONDS_BETWEEN_TRIES = 0.01
 # The traces that effects are pending in; a thread that ends may leave some.
 _effects: set[LazyTrace] = set()
 
-_traces: weakref.WeakSet[LazyTrace] = weakref.WeakSet()
-
 
 def thread_trace() -> LazyTrace:
     """Return this thread's lazy trace, made at its first use."""
@@ -89,7 +86,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_full(LazyArray)
         jaxapi.teach_keys(LazyTrace)
         jaxapi.teach_trace_state(LazyTrace)
-        jaxapi.teach_compiled(LazyArray, LazyTrace, read_for_executable, LazyTrace.give_away)
+        jaxapi.teach_compiled(LazyArray, LazyTrace, read_for_executable, give_away)
         jaxapi.before_deleted(_about_to_delete)
         jaxapi.teach_error_check(LazyTrace)
         _watch_checks()
@@ -113,7 +110,6 @@ def thread_trace() -> LazyTrace:
             lambda: _must_be_ours(listeners()),
             _effects.add,
         )
-        _traces.add(trace)
     return trace
 
 
@@ -317,9 +313,7 @@ def _run_pending(trace: LazyTrace, cause: str) -> None:
 
 
 def _about_to_delete(array: Any) -> None:
-    """Run, in every thread, what is pending that takes an array which is about to be deleted."""
-    for trace in tuple(_traces):
-        trace.give_away([array])
+    give_away([array])
 
 
 def _run_all_that_can(

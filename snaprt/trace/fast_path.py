@@ -19,6 +19,7 @@ import numpy as np
 
 from snaprt import jaxapi, metrics
 from snaprt.trace.array import LazyArray, send
+from snaprt.trace.lazy_trace import give_away, may_record_elsewhere
 from snaprt.trace.recording import DataHandle, Recording
 from snaprt.trace.trie import GRANULARITY, InputKind, Point, Result, Shortcut, met_kind
 
@@ -421,6 +422,7 @@ def follow_jit(
         returned, with the arguments to call it with.
     """
     arguments = (args, kwargs)
+    donates = info.donate_argnums or info.donate_argnames
     fallback = trace.fallback
     if fallback.is_on:
         is_left = not fallback.looks() and trace.may_fall_back()
@@ -429,19 +431,21 @@ def follow_jit(
         rested = call is not None and jaxapi.rests()  # when C++ looked for it
         leaves = jax.tree.leaves(arguments) if call is not None else ()
         is_left = call is not None and trace.leaves_call(call, leaves)
-        if is_left and rested:
-            return jaxapi.LEFT, None, trace.with_values(*arguments)
+        if is_left and rested and not (donates and may_record_elsewhere()):
+            return jaxapi.LEFT, None, _with_values(info, args, kwargs)
     if is_left:
-        if info.donate_argnums or info.donate_argnames:
-            trace.give_away(jax.tree.leaves(arguments))
+        if donates:
+            give_away(jax.tree.leaves(arguments))
+        args, kwargs = _with_values(info, args, kwargs)
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
     key, operands = parsed
     if fallback.is_on and trace.looks_and_runs_eagerly(key, operands):
-        if info.donate_argnums or info.donate_argnames:
-            trace.give_away(operands)
+        if donates:
+            give_away(operands)
+        args, kwargs = _with_values(info, args, kwargs)
         return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
     result = follow(trace, key, operands)
     if result is None:
@@ -463,6 +467,27 @@ def follow_jit(
         sent = result.sent
         arguments = jax.tree.map(lambda leaf: sent.get(id(leaf), leaf), arguments)
     return jaxapi.NOT_KNOWN, learn, arguments
+
+
+def _with_values(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a call, with values for lazy arrays; static ones as they are."""
+    nums, names = info.static_argnums, info.static_argnames
+    args = [
+        arg if i in nums or i - len(args) in nums else _with_value(arg)
+        for i, arg in enumerate(args)
+    ]
+    kwargs = {name: arg if name in names else _with_value(arg) for name, arg in kwargs.items()}
+    return tuple(args), kwargs
+
+
+def _with_value(argument: Any) -> Any:
+    if type(argument) is LazyArray:
+        return argument.materialize("eager")
+    if type(argument) is _ArrayImpl or not any(
+        type(leaf) is LazyArray for leaf in jax.tree.leaves(argument)
+    ):
+        return argument
+    return jax.tree.map(_with_value, argument)
 
 
 _BINARY = (

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from operator import is_
@@ -41,6 +41,27 @@ from snaprt.trace.recording import Recording, carry_over
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
 MOST_DEAD_BYTES = 16 << 20
+
+
+_traces: weakref.WeakSet[LazyTrace] = weakref.WeakSet()
+
+
+def give_away(arrays: Sequence[Any]) -> None:
+    """Run, in every thread, what is pending that takes arrays whose memory is about to go.
+
+    Args:
+        arrays: What is about to be donated or deleted.
+
+    Raises:
+        GraphBreakError: In a scope that allows no breaks.
+    """
+    for trace in tuple(_traces):
+        trace.give_away(arrays)
+
+
+def may_record_elsewhere() -> bool:
+    """Return whether there is another trace, which may have something pending."""
+    return len(_traces) > 1
 
 
 class LazyTrace(jaxapi.Trace):
@@ -117,6 +138,8 @@ class LazyTrace(jaxapi.Trace):
         # The operations that call back of what runs meanwhile: see `snaprt.runtime.step`.
         self.calling: list[frozenset[Point]] = []
         self.unpacked: set[str] = set()  # the jitted functions of which no call is an operation
+        _traces.add(self)
+        jaxapi.end_all_rests()  # what a call of another thread donates may be pending here
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -211,12 +234,8 @@ class LazyTrace(jaxapi.Trace):
         """Run what is pending, for what comes is a program of its own."""
         self._cut(self, ALONE)
 
-    def give_away(self, arrays: Iterable[Any]) -> None:
-        """Run what is pending where it takes one of ``arrays``, whose memory is about to go.
-
-        Raises:
-            GraphBreakError: In a scope that allows no breaks.
-        """
+    def give_away(self, arrays: Sequence[Any]) -> None:
+        """Run what is pending where it takes one of ``arrays``: see `give_away`."""
         taken = self.recording.input_wires
         if taken and not self.is_running and any(id(_known(array)) in taken for array in arrays):
             with self.exclusive():
@@ -236,7 +255,7 @@ class LazyTrace(jaxapi.Trace):
         if self.is_resting:
             self.wake()
         if self.fallback.is_on and self._runs_eagerly(primitive, args, params):
-            return self.evaluate(partial(primitive.bind, **params), args, {})
+            return self.evaluate(partial(primitive.bind, **params), map(_value, args), {})
         if self.recording.point.stop is not None:
             self.cut_where_due()
         if self.unpacked and jaxapi.unpackable_function(primitive, params) in self.unpacked:
@@ -330,18 +349,8 @@ class LazyTrace(jaxapi.Trace):
         self.fallback.meet(what, operands)
         return True
 
-    def with_values(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of a call with the values of lazy arrays in their place."""
-        args = tuple([_value(arg) for arg in args])
-        if not all(type(arg) is jaxapi.ArrayImpl for arg in args) or kwargs:
-            leaves = jax.tree.leaves((args, kwargs))
-            if any(type(leaf) is LazyArray for leaf in leaves):  # else static arguments stay as is
-                return jax.tree.map(_value, (args, kwargs))
-        return args, kwargs
-
     def evaluate(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return what a function returns, eagerly; of JAX, or a jitted one."""
-        args, kwargs = self.with_values(args, kwargs)
         started = time.perf_counter()
         with jaxapi.evaluating():
             returned = function(*args, **kwargs)
@@ -573,7 +582,7 @@ class LazyTrace(jaxapi.Trace):
         self._at_once(self, primitive.name, cause, args)
         concrete = [a.materialize(cause) if isinstance(a, LazyArray) else a for a in args]
         if jaxapi.donates(params):
-            self.give_away(concrete)
+            give_away(concrete)
         metrics.counter_add(f"eager::{primitive.name}")
         return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
 

@@ -6,10 +6,11 @@ longer than many a step of a simulation. To make the calls itself, JAX has to co
 once more. So it does when what was lost has come to about what that takes, and a program loses no
 more than twice that. How often it has run decides, not time: it does so at the same call each time.
 
-While nothing is recorded between such calls, the thread rests: C++ makes them, as without us. Python
-is asked about the next one after whatever may want to see it: an operation that is recorded, a step,
-a scope, a subscriber, a variable of the environment. What all of these may change is also looked at
-after each call that C++ has made.
+While nothing is recorded between such calls, the thread rests: C++ makes them, as without us.
+Python is asked about the next one after whatever may want to see it: an operation that is recorded,
+a step, a scope, a subscriber, a variable of the environment. What all of these may change is also
+looked at after each call that C++ has made.
+"""
 
 from __future__ import annotations
 

@@ -230,6 +230,67 @@ def test_cpp_makes_calls_with_keys_and_values_that_were_recorded(asked):
     np.testing.assert_allclose(read, run()[0], rtol=1e-5)
 
 
+def test_static_arguments_are_what_they_were(asked):
+    """JAX knows a static object by its identity, also where its class is a tree."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Model:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def tree_flatten(self):
+            return (self.scale,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def step(self, x, settings):
+            traces.append(self)
+            return x - settings["rate"] * jnp.sin(x), jnp.sum(x)
+
+    traces = []
+
+    def run(scale):
+        model, x, settings = Model(scale), jnp.ones(8), {"rate": jnp.float32(0.1) * 1.0}
+        for _ in range(60):
+            x, total = model.step(x, settings)
+            float(total)
+        return type(x)
+
+    assert lazily_in_thread(lambda: run(0.5)) is not LazyArray
+    assert len(traces) <= 3
+    traces.clear()
+    lazily_in_thread(lambda: run(jnp.float32(0.5) * 1))
+    assert len(traces) <= 3
+
+
+def test_what_a_left_call_donates_may_be_pending_in_another_thread():
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(x):
+        return x * 0.5 + 1, x.sum()
+
+    def record_there(x):
+        with snaprt.lazy():
+            return jnp.sin(x).sum()
+
+    def run():
+        x, sums = jnp.asarray(X), []
+        for _ in range(50):
+            x, total = step(x)
+            float(total)
+        for _ in range(4):
+            sums.append((in_thread(record_there, x), np.sin(x).sum()))
+            x, _ = step(x)
+        return [(float(total), expected) for total, expected in sums], type(x)
+
+    sums, kind = lazily_in_thread(run)
+    assert kind is not LazyArray
+    for total, expected in sums:
+        assert total == pytest.approx(expected, rel=1e-6)
+
+
 def test_work_beside_small_calls_is_as_before(asked):
     """Where something is recorded between two calls, Python is asked for each."""
     loop = Loop()

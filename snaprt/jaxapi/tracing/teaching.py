@@ -61,14 +61,14 @@ def teach_compiled(
     kind: Any,
     trace: Any,
     read: Callable[[Any], jax.Array],
-    give_away: Callable[[Any, Sequence[Any]], None],
+    give_away: Callable[[Sequence[Any]], None],
 ) -> None:
     """Let what `jax.stages.Lowered.compile` returns take the values of instances of ``kind``.
 
     JAX takes them for tracers, to which it refuses to apply a compiled function. Checked with jax
     0.10.2 and 0.12.0: whatever is no plain array comes by this method. Under a trace of type
-    ``trace``, too, its parts for several devices have to be values; and the trace is to
-    ``give_away`` the arguments that the compiled function donates, before it does.
+    ``trace``, too, its parts for several devices have to be values, and ``give_away`` is told which
+    arguments the compiled function donates, before it does.
     """
     original: Any = jax.stages.Compiled.call
     call_compiled = jax.stages.Compiled.__call__
@@ -85,12 +85,11 @@ def teach_compiled(
 
     @functools.wraps(call_compiled)
     def give_away_and_call(*args: Any, **kwargs: Any) -> Any:
-        current = current_trace_setting.value
-        if type(current) is trace:
+        if type(current_trace_setting.value) is trace:
             kinds = jax.tree.leaves(args[0].args_info)
             if any(kind.donated for kind in kinds):
                 pairs = zip(jax.tree.leaves((args[1:], kwargs)), kinds, strict=False)
-                give_away(current, [leaf for leaf, kind in pairs if kind.donated])
+                give_away([leaf for leaf, kind in pairs if kind.donated])
         return call_compiled(*args, **kwargs)
 
     compiled: Any = jax.stages.Compiled
