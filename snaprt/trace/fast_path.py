@@ -23,7 +23,14 @@ from snaprt.trace.lazy_trace import give_away, may_record_elsewhere
 from snaprt.trace.recording import DataHandle, Recording
 from snaprt.trace.trie import GRANULARITY, InputKind, Point, Result, Shortcut, met_kind
 
-_SCALARS = frozenset({bool, int, float})
+_SCALARS = frozenset(
+    {
+        bool,
+        int,
+        float,
+        *(np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + "efdFD"),
+    }
+)
 _NUMBERS = "biufc"  # kinds of numpy dtypes
 
 _current = jaxapi.current_trace_setting

@@ -12,6 +12,7 @@ from threads import in_threads
 
 import snaprt
 from snaprt.runtime.step import thread_trace
+from snaprt.trace.lazy_trace import LazyTrace
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache", "little_optimization")
 
@@ -91,6 +92,29 @@ def test_a_followed_program_equals_eager(program):
 )
 def test_a_step_that_repeats_records_nothing_new(program):
     assert _points_made(program) == 0
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        *(np.float32(2), np.float32(-0.0), np.float32("nan"), np.float64(0.1), np.float16(1.5)),
+        *(np.int32(3), np.int8(-3), np.uint8(200), np.int64(1 << 20), np.bool_(True)),
+        *(np.complex64(2j), 3, -0.0, True),
+    ],
+    ids=repr,
+)
+def test_scalars_of_the_host_are_followed(monkeypatch, scalar):
+    weigh = jax.jit(lambda x, weight: {"x": x * weight + 1})
+
+    def program():
+        x = X * 1
+        return [x * scalar, scalar - x, x + scalar, x == scalar, weigh(x, scalar)]
+
+    _same_twice(program)
+    monkeypatch.setattr(LazyTrace, "_record", lambda *_, **__: pytest.fail("recorded anew"))
+    with snaprt.lazy():
+        program()
+        snaprt.mark_step()
 
 
 def test_operators_keep_apart_what_python_holds_equal():
