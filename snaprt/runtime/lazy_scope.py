@@ -107,6 +107,7 @@ def enable() -> None:
         >>> snaprt.disable()
     """
     jaxapi.set_thread_trace(_trace_as_asked())
+    jaxapi.watch_closely()
 
 
 def disable() -> None:
@@ -122,6 +123,7 @@ def disable() -> None:
         1.0
     """
     jaxapi.set_thread_trace(None)
+    jaxapi.watch_closely()
     run_effects("scope_end")
 
 

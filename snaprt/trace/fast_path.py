@@ -429,31 +429,22 @@ def follow_jit(
         returned, with the arguments to call it with.
     """
     arguments = (args, kwargs)
-    donates = info.donate_argnums or info.donate_argnames
     fallback = trace.fallback
     if fallback.is_on:
-        is_left = not fallback.looks() and trace.may_fall_back()
-    else:
-        call = trace.lone_calls.left.get(id(info))
-        rested = call is not None and jaxapi.rests()  # when C++ looked for it
-        leaves = jax.tree.leaves(arguments) if call is not None else ()
-        is_left = call is not None and trace.leaves_call(call, leaves)
-        if is_left and rested and not (donates and may_record_elsewhere()):
-            return jaxapi.LEFT, None, _with_values(info, args, kwargs)
-    if is_left:
-        if donates:
-            give_away(jax.tree.leaves(arguments))
-        args, kwargs = _with_values(info, args, kwargs)
-        return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
+        if not fallback.looks() and trace.may_fall_back():
+            return _evaluated(trace, function, info, args, kwargs), None, arguments
+    elif (call := trace.lone_calls.left.get(id(info))) is not None:
+        rested = jaxapi.rests()  # when C++ looked for it
+        if trace.leaves_call(call, jax.tree.leaves(arguments)):
+            if rested and not (_donates(info) and may_record_elsewhere()):
+                return jaxapi.LEFT, None, _with_values(info, args, kwargs)
+            return _evaluated(trace, function, info, args, kwargs), None, arguments
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
     key, operands = parsed
     if fallback.is_on and trace.looks_and_runs_eagerly(key, operands):
-        if donates:
-            give_away(operands)
-        args, kwargs = _with_values(info, args, kwargs)
-        return trace.evaluate(fallback.function(function, info), args, kwargs), None, arguments
+        return _evaluated(trace, function, info, args, kwargs), None, arguments
     result = follow(trace, key, operands)
     if result is None:
         return jaxapi.NOT_KNOWN, None, arguments
@@ -474,6 +465,18 @@ def follow_jit(
         sent = result.sent
         arguments = jax.tree.map(lambda leaf: sent.get(id(leaf), leaf), arguments)
     return jaxapi.NOT_KNOWN, learn, arguments
+
+
+def _donates(info: Any) -> bool:
+    return bool(info.donate_argnums or info.donate_argnames)
+
+
+def _evaluated(trace: Any, function: Callable[..., Any], info: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a call returns that JAX makes itself."""
+    if _donates(info):
+        give_away(jax.tree.leaves((args, kwargs)))
+    args, kwargs = _with_values(info, args, kwargs)
+    return trace.evaluate(trace.fallback.function(function, info), args, kwargs)
 
 
 def _with_values(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
 """JAX makes calls of small jitted functions, once recording them has cost enough."""
 
+import contextlib
 import functools
 import os
 
@@ -341,6 +342,13 @@ def test_python_is_asked_about_the_next_call_after_an_event(asked, monkeypatch, 
     assert lazily_in_thread(run) == (True, 1, True)
 
 
+@contextlib.contextmanager
+def _disabled():
+    snaprt.disable()
+    yield
+    snaprt.enable()
+
+
 @pytest.mark.parametrize(
     "scope",
     [
@@ -348,8 +356,9 @@ def test_python_is_asked_about_the_next_call_after_an_event(asked, monkeypatch, 
         lambda: snaprt.no_compile("warn"),
         lambda: snaprt.record("error", "unused"),
         lambda: jax.debug_nans(True),
+        _disabled,
     ],
-    ids=["fullgraph", "no_compile", "record", "debug_nans"],
+    ids=["fullgraph", "no_compile", "record", "debug_nans", "disable"],
 )
 def test_python_is_asked_about_the_first_call_in_a_scope(scope):
     loop = Loop()

@@ -235,8 +235,8 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
     Args:
         kind: The type of the trace.
         follow: Takes the trace, the function, what JAX knows of the jit, and the arguments. Returns
-            what the call returns; or `LEFT`; or ``NOT_KNOWN`` and what to tell what JAX then
-            returned, with the arguments to call it with.
+            what the call returns, `LEFT`, or ``NOT_KNOWN``; what to tell what JAX then returned,
+            which is for the last; and the arguments to call it with.
     """
 
     def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> MakeCall | None:
@@ -245,7 +245,7 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
             return None
         returned, learn, sent = follow(trace, fun, info, args, kwargs)
         if returned is LEFT:
-            return lambda: run_eagerly(fun, info, args, kwargs)
+            return lambda: run_eagerly(fun, info, *sent)
         if returned is not NOT_KNOWN:
             return lambda: (returned, *NO_FAST_PATH)
         if learn is None:
