@@ -25,6 +25,11 @@ WORTH_COMPILING_BYTES: Final = 64 << 20
 """... and how much memory the difference must be: less is not worth a compilation."""
 
 
+LARGE_CALL: Final = 100
+"""A call of a jitted function with so many equations takes scalars as arguments from the start, as
+under JAX: to compile it once more, when one has varied, takes longer than to pass them."""
+
+
 def differs_little(program: Program, donated: Collection[int]) -> bool:
     """Return whether taking the memory of ``donated`` will do for what ``program`` donates."""
     others = set(program.donated).symmetric_difference(donated)
@@ -104,7 +109,7 @@ def executable_for(
     A literal is compiled in as a constant, which XLA can use, until a program comes that differs
     in its value alone; from then on it is an argument, so that a learning rate that changes at
     every step costs two compilations and not one a step. In other programs of the same lines of
-    the source, it is one from the start.
+    the source, it is one from the start, and where a large call of a jitted function takes it.
 
     Args:
         program: What is to run.
@@ -119,7 +124,7 @@ def executable_for(
     with _lock:
         family = _families.get(key)
         if family is None:
-            promoted = _seen_to_vary(program) if constants else frozenset(range(len(literals)))
+            promoted = _sure_to_vary(program) if constants else frozenset(range(len(literals)))
             family = _families[key] = _Family(promoted, literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
@@ -168,11 +173,21 @@ def literals_vary(
         _varying.update([use for index, use in _uses(nodes, wiring) if index in varied])
 
 
-def _seen_to_vary(program: Program) -> frozenset[int]:
-    if not _varying:
-        return frozenset()
-    uses = _uses(program.nodes, program.wiring)
-    return frozenset([index for index, use in uses if use in _varying])
+def _sure_to_vary(program: Program) -> frozenset[int]:
+    """Return the literals that were seen to vary, and those that vary in many programs."""
+    promoted: set[int] = set()
+    if _varying:
+        uses = _uses(program.nodes, program.wiring)
+        promoted.update(index for index, use in uses if use in _varying)
+    for node, wires in zip(program.nodes, program.wiring, strict=True):
+        numbers = [number for producer, number in wires if producer == LITERAL]
+        if (
+            numbers
+            and jaxapi.is_call_of_users_jit(node.primitive, node.params)
+            and jaxapi.equations_within(node.primitive, node.params) >= LARGE_CALL
+        ):
+            promoted.update(numbers)
+    return frozenset(promoted)
 
 
 def _uses(

@@ -230,3 +230,21 @@ def test_an_input_that_is_laid_out_otherwise_runs_and_is_right() -> None:
         for array in (plain, other, other):
             assert np.array_equal(np.asarray(array * 2 + array.sum(0)), plain * 2 + plain.sum(0))
     assert other.format.layout.major_to_minor == (1, 0)
+
+
+def test_a_scalar_that_a_large_call_takes_costs_one_compilation():
+    @jax.jit
+    def step(x, rate, number):
+        for _ in range(40):
+            x = jnp.tanh(x) * rate + jnp.sin(x * number)
+        return x
+
+    expected = x = jnp.linspace(0.0, 1.0, 8)
+    for number in range(3):
+        expected = step(expected, 0.5, number)
+    with snaprt.lazy(), counting() as counts:
+        for number in range(3):
+            x = step(x, 0.5, number)
+            snaprt.mark_step()
+    np.testing.assert_allclose(x, expected, rtol=1e-5)
+    assert counts.compiled == 1
