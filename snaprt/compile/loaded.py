@@ -25,7 +25,7 @@ WORTH_COMPILING_BYTES: Final = 64 << 20
 """... and how much memory the difference must be: less is not worth a compilation."""
 
 
-LARGE_CALL: Final = 100
+LARGE_CALL: Final = 16
 """A call of a jitted function with so many equations takes scalars as arguments from the start, as
 under JAX: to compile it once more, when one has varied, takes longer than to pass them."""
 
