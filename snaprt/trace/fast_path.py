@@ -20,7 +20,7 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.trace.array import LazyArray, send
 from snaprt.trace.lazy_trace import give_away, may_record_elsewhere
-from snaprt.trace.recording import DataHandle, Recording
+from snaprt.trace.recording import CallInputs, DataHandle, Recording
 from snaprt.trace.trie import GRANULARITY, InputKind, Point, Result, Shortcut, met_kind
 
 _SCALARS = frozenset(
@@ -44,7 +44,10 @@ _refuse_deleted = jaxapi.refuse_deleted
 class Attempt:
     """A call that is not known yet, between its beginning and its end."""
 
-    __slots__ = ("before", "interruptions", "key", "operands", "recording", "sent", "trace")
+    __slots__ = (
+        *("before", "has_repeated", "interruptions", "key", "operands", "recording", "sent"),
+        "trace",
+    )
 
     def __init__(
         self,
@@ -54,6 +57,8 @@ class Attempt:
         before: Point,
         operands: Sequence[Any],
         sent: dict[int, Any] | None = None,
+        *,
+        has_repeated: bool = False,
     ) -> None:
         self.trace = trace
         self.key = key
@@ -61,6 +66,8 @@ class Attempt:
         self.before = before
         self.operands = operands
         self.sent = sent  # operands that are numpy arrays, on the device, by ``id``
+        # Whether an operand comes twice, while the key says that these may be two arrays.
+        self.has_repeated = has_repeated
         self.interruptions = trace.interruptions
         trace.cut_for_call = None
         trace.holding = []
@@ -87,6 +94,13 @@ class Attempt:
             ):
                 return
             positions = {id(operand): index for index, operand in enumerate(self.operands)}
+            if self.has_repeated:
+                # What was recorded has to be the call itself, with an input for each of the two.
+                if target.before is not before or not set(target.wires or ()).issuperset(
+                    wire for wire in self.key[2:] if type(wire) is int and wire < 0
+                ):
+                    return
+                positions = {}
             sources: list[Result | int] = []
             for array in (*results, *hidden):
                 result = self._result(array, positions)
@@ -108,7 +122,12 @@ class Attempt:
 
 
 def follow(
-    trace: Any, function: Any, operands: Sequence[Any], sent: dict[int, Any] | None = None
+    trace: Any,
+    function: Any,
+    operands: Sequence[Any],
+    sent: dict[int, Any] | None = None,
+    *,
+    is_users_jit: bool = False,
 ) -> Any:
     """Return what a known call returns; an `Attempt` for one not known, ``None`` if it cannot be.
 
@@ -117,6 +136,7 @@ def follow(
         function: Stands for the function and its static arguments.
         operands: Its other arguments.
         sent: Those of them that are numpy arrays and were copied to the device already, by ``id``.
+        is_users_jit: Whether it is a jitted function of the user's.
     """
     context = _trace_context()
     if context != trace.context:
@@ -131,7 +151,8 @@ def follow(
             return None
         recording = trace.recording
         sent = {} if sent is None else sent
-        wires = _wires(trace, recording, operands, sent)
+        call = CallInputs(recording) if is_users_jit else None
+        wires = _wires(trace, recording, operands, sent, call)
         if wires is None:
             return None
         key = (function, trace.context_number, *wires)
@@ -139,10 +160,13 @@ def follow(
         shortcut = before.shortcuts.get(key)
         if shortcut is None:
             if before.alone is None or key not in before.alone or not trace.runs_alone():
-                return Attempt(trace, key, recording, before, operands, sent)
+                has_repeated = call is not None and call.has_repeated
+                return Attempt(
+                    trace, key, recording, before, operands, sent, has_repeated=has_repeated
+                )
             trace.following = False
             trace.cut_before_call()
-            return follow(trace, function, operands, sent)
+            return follow(trace, function, operands, sent, is_users_jit=is_users_jit)
         recording.point = shortcut.target
         recording.literals += shortcut.literals
         if shortcut.makes_many:
@@ -227,7 +251,11 @@ def follow_function(
 
 
 def _wires(
-    trace: Any, recording: Recording, operands: Sequence[Any], sent: dict[int, Any]
+    trace: Any,
+    recording: Recording,
+    operands: Sequence[Any],
+    sent: dict[int, Any],
+    call: CallInputs | None,
 ) -> list[Any] | None:
     """Return the wires of operands, which a recording meets; ``None`` for what it cannot hold.
 
@@ -248,6 +276,8 @@ def _wires(
                 if value is None or operand._trace is not trace:
                     return None
                 wire = input_wires.get(id(value))
+                if wire is not None and call is not None:
+                    wire = call.wire(value, wire)
                 if wire is None:
                     handle = operand._handle
                     if handle.exposed:
@@ -275,6 +305,8 @@ def _wires(
             elif what in _CONCRETE:
                 value = operand
                 wire = input_wires.get(id(value))
+                if wire is not None and call is not None:
+                    wire = call.wire(value, wire)
                 if wire is None:
                     _refuse_deleted(value)
                     kinds.append(met_kind(value))
@@ -282,7 +314,9 @@ def _wires(
             else:
                 return None
             if wire is None:
-                wire = input_wires[id(value)] = ~len(inputs)
+                wire = ~len(inputs)
+                if input_wires.setdefault(id(value), wire) != wire:
+                    recording.others.setdefault(id(value), []).append(wire)
                 inputs.append(value)
             wires.append(wire)
     finally:
@@ -445,7 +479,7 @@ def follow_jit(
     key, operands = parsed
     if fallback.is_on and trace.looks_and_runs_eagerly(key, operands):
         return _evaluated(trace, function, info, args, kwargs), None, arguments
-    result = follow(trace, key, operands)
+    result = follow(trace, key, operands, is_users_jit=jaxapi.is_users_jit(info))
     if result is None:
         return jaxapi.NOT_KNOWN, None, arguments
     if type(result) is not Attempt:

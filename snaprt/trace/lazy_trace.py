@@ -37,7 +37,7 @@ from snaprt.trace.pacing import (
     is_asked_for,
     most_bytes,
 )
-from snaprt.trace.recording import Recording, carry_over
+from snaprt.trace.recording import CallInputs, Recording, carry_over
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
 MOST_DEAD_BYTES = 16 << 20
@@ -393,17 +393,19 @@ class LazyTrace(jaxapi.Trace):
             before, nbytes = recording.point, recording.nbytes
             wires: list[Any] = []
             literals: list[Literal] = []
+            is_users_jit = jaxapi.is_call_of_users_jit(primitive, params)
+            call = CallInputs(recording) if is_users_jit else None
             for operand in operands:
                 kind = type(operand)
                 if kind is Literal:
                     wires.append(operand.aval)
                     literals.append(operand)
                 elif kind is not LazyArray:
-                    wires.append(recording.input_wire(operand, None))
+                    wires.append(recording.input_wire(operand, None, call))
                 elif operand._recording is recording:
                     wires.append(operand._result.number)
                 elif operand._value is not None:
-                    wires.append(recording.input_wire(operand._value, operand._handle))
+                    wires.append(recording.input_wire(operand._value, operand._handle, call))
                 else:
                     return self._fail(primitive, operands, params)
             point = self._next(

@@ -57,6 +57,34 @@ class DataHandle:
     __del__ = metrics.FinalizerCounter("DestroyDataHandles").add
 
 
+class CallInputs:
+    """The inputs that a call of a jitted function of the user's has taken so far, each once.
+
+    It may be given one array twice, as parameters and their average before the first step, and two
+    arrays the next time. So it takes two inputs from the start, as under JAX.
+
+    Attributes:
+        has_repeated: Whether it was given an array once more.
+    """
+
+    __slots__ = ("_first", "_others", "_used", "has_repeated")
+
+    def __init__(self, recording: Recording) -> None:
+        self._first = ~len(recording.inputs)  # the first wire that is new
+        self._others = recording.others
+        self._used: set[int] = set()  # of those that are not
+        self.has_repeated = False
+
+    def wire(self, value: jax.Array, wire: int) -> int | None:
+        """Return ``wire``, or another one of an input, which the call has not used; else None."""
+        for other in (wire, *self._others.get(id(value), ())):
+            if other > self._first and other not in self._used:
+                self._used.add(other)
+                return other
+            self.has_repeated = True
+        return None
+
+
 class Recording:
     """Where a thread stands on its path, with the inputs and literals met on the way.
 
@@ -64,6 +92,7 @@ class Recording:
         inputs: The arrays it reads.
         handles: For each of them its handle, ``None`` for what no lazy array computed.
         input_wires: By ``id`` of an input, the wire that stands for it.
+        others: By ``id`` of an input, more wires that do: see `CallInputs`.
         arrays: Every lazy array that was handed out and may be alive.
         hidden: Results that were handed out together, of which there are no arrays yet.
         nbytes: What the inputs hold.
@@ -73,7 +102,7 @@ class Recording:
 
     __slots__ = (
         *("arrays", "handles", "input_wires", "inputs", "literals", "nbytes", "point", "prune_at"),
-        *("hidden", "is_carried"),
+        *("hidden", "is_carried", "others"),
     )
 
     def __init__(self, root: Point) -> None:
@@ -81,6 +110,7 @@ class Recording:
         self.inputs: list[jax.Array] = []
         self.handles: list[DataHandle | None] = []
         self.input_wires: dict[int, int] = {}
+        self.others: dict[int, list[int]] = {}
         self.literals: list[Literal] = []
         self.arrays: list[weakref.ref[Any]] = []
         self.hidden: list[weakref.ref[Any]] = []
@@ -88,27 +118,47 @@ class Recording:
         self.prune_at = PRUNE_BYTES
         self.is_carried = False
 
-    def input_wire(self, value: jax.Array, handle: DataHandle | None) -> int:
+    def input_wire(
+        self, value: jax.Array, handle: DataHandle | None, call: CallInputs | None = None
+    ) -> int:
         """Return the wire of an input, which goes on to another point if it is new.
+
+        Args:
+            value: The input.
+            handle: Its handle.
+            call: What the call has used that takes it; None for what is no such call.
 
         Raises:
             RuntimeError: If it is new and was deleted.
         """
         wire = self.input_wires.get(id(value))
+        if wire is not None and call is not None:
+            wire = call.wire(value, wire)
         if wire is None:
             jaxapi.refuse_deleted(value)
             kind = met_kind(value) if handle is None else handle.kind(value)
             self.point = self.point.with_input(kind)
-            wire = self.input_wires[id(value)] = ~len(self.inputs)
-            self.inputs.append(value)
-            self.handles.append(handle)
+            wire = self.add_input(value, handle)
             self.nbytes += kind.nbytes
+        return wire
+
+    def add_input(self, value: jax.Array, handle: DataHandle | None) -> int:
+        """Add an input, of whose kind the point is to be told; return its wire."""
+        wire = ~len(self.inputs)
+        if self.input_wires.setdefault(id(value), wire) != wire:
+            self.others.setdefault(id(value), []).append(wire)
+        self.inputs.append(value)
+        self.handles.append(handle)
         return wire
 
     def go_back(self, point: Point, nbytes: int) -> None:
         """Go back to a point after which only inputs were met, when they held ``nbytes``."""
-        for value in self.inputs[point.inputs :]:
-            del self.input_wires[id(value)]
+        for index in range(point.inputs, len(self.inputs)):
+            key = id(self.inputs[index])
+            if self.input_wires.get(key) == ~index:
+                del self.input_wires[key]
+            else:
+                self.others[key].remove(~index)
         del self.inputs[point.inputs :], self.handles[point.inputs :]
         self.point = point
         self.nbytes = nbytes

@@ -1,5 +1,6 @@
 """A step that repeats is followed, not recorded anew; what differs from last time is noticed."""
 
+import itertools
 import threading
 
 import jax
@@ -115,6 +116,58 @@ def test_scalars_of_the_host_are_followed(monkeypatch, scalar):
     with snaprt.lazy():
         program()
         snaprt.mark_step()
+
+
+def test_one_array_given_twice_is_one_more_input_of_a_jitted_call():
+    """As parameters and their average, which are one until the first step."""
+
+    @jax.jit
+    def step(weights, average):
+        weights = weights - 0.1 * jnp.sin(weights)
+        return weights, 0.9 * average + 0.1 * weights
+
+    def run():
+        weights = average = X * 1
+        snaprt.mark_step()
+        for _ in range(3):
+            weights, average = step(weights, average)
+            snaprt.mark_step()
+        return np.asarray(weights), np.asarray(average)
+
+    with snaprt.lazy(), counting() as counts:
+        found = run()
+    assert counts.compiled == 2  # with the first line
+    np.testing.assert_allclose(found, run(), rtol=1e-6)
+
+
+_FUNCTIONS = {
+    "jit": jax.jit(lambda a, b, c: a - 2 * b + c * b),
+    "inline": jax.jit(lambda a, b, c: (a - b, c), inline=True),
+    "hands back": jax.jit(lambda a, b, c: (b, a * c, a)),
+    "nested": jax.jit(lambda a, b, c: jax.jit(lambda d, e: d - e * c)(b, a)),
+    "gradient": lambda a, b, c: jax.grad(
+        lambda d: jax.jit(lambda e, f: (e * f - b).sum())(d, c) * 2.0
+    )(a),
+    "in a tree": jax.jit(lambda a, b, c: {"d": a / (2 + b), "e": [c, c - a]}),
+    "plain": lambda a, b, c: (a - b) * c,
+}
+
+
+@pytest.mark.parametrize("kind", _FUNCTIONS)
+@pytest.mark.parametrize("seed", range(2))
+def test_calls_with_arrays_that_are_the_same_or_not_equal_eager(kind, seed):
+    """What is known of a call with one array twice is not taken for that of two arrays."""
+    arrays = jax.block_until_ready([X * 1, X + 2, jnp.cos(X)])
+    patterns = list(itertools.product(range(3), repeat=3))
+    np.random.default_rng(seed).shuffle(patterns)
+    for pattern in patterns * 2:
+        given = [arrays[index] for index in pattern]
+        with snaprt.lazy():
+            found = [_FUNCTIONS[kind](*given), _FUNCTIONS[kind](*reversed(given))]
+            snaprt.mark_step()
+        expected = [_FUNCTIONS[kind](*given), _FUNCTIONS[kind](*reversed(given))]
+        for ours, eager in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours, eager, rtol=1e-5, atol=1e-5)
 
 
 def test_operators_keep_apart_what_python_holds_equal():

@@ -181,6 +181,16 @@ def jit_again(fun: Any, info: Any) -> Any:
     return _pjit._cpp_pjit(fun, info)
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_users(source: str) -> bool:
+    return not is_source_of_jax(source)
+
+
+def is_users_jit(info: Any) -> bool:
+    """Return whether a jitted function, of which JAX knows ``info``, is none of JAX's own."""
+    return _is_users(info.fun_sourceinfo)
+
+
 class _Clearings:
     """Counts how often JAX's caches of traced functions were cleared: it takes this for one.
 
