@@ -19,7 +19,7 @@ import numpy as np
 
 from snaprt import jaxapi, metrics
 from snaprt.trace.array import LazyArray, send
-from snaprt.trace.lazy_trace import give_away, may_record_elsewhere
+from snaprt.trace.lazy_trace import give_away, may_record_elsewhere, value_of
 from snaprt.trace.recording import CallInputs, DataHandle, Recording
 from snaprt.trace.trie import GRANULARITY, InputKind, Point, Result, Shortcut, met_kind
 
@@ -497,7 +497,7 @@ def follow_jit(
 
     if result.sent:
         sent = result.sent
-        arguments = jax.tree.map(lambda leaf: sent.get(id(leaf), leaf), arguments)
+        arguments = jaxapi.with_leaves(info, args, kwargs, lambda leaf: sent.get(id(leaf), leaf))
     return jaxapi.NOT_KNOWN, learn, arguments
 
 
@@ -514,24 +514,8 @@ def _evaluated(trace: Any, function: Callable[..., Any], info: Any, args: Any, k
 
 
 def _with_values(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a call, with values for lazy arrays; static ones as they are."""
-    nums, names = info.static_argnums, info.static_argnames
-    args = [
-        arg if i in nums or i - len(args) in nums else _with_value(arg)
-        for i, arg in enumerate(args)
-    ]
-    kwargs = {name: arg if name in names else _with_value(arg) for name, arg in kwargs.items()}
-    return tuple(args), kwargs
-
-
-def _with_value(argument: Any) -> Any:
-    if type(argument) is LazyArray:
-        return argument.materialize("eager")
-    if type(argument) is _ArrayImpl or not any(
-        type(leaf) is LazyArray for leaf in jax.tree.leaves(argument)
-    ):
-        return argument
-    return jax.tree.map(_with_value, argument)
+    """Return the arguments of a call, with values for lazy arrays."""
+    return jaxapi.with_leaves(info, args, kwargs, value_of)
 
 
 _BINARY = (

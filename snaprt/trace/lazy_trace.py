@@ -255,7 +255,7 @@ class LazyTrace(jaxapi.Trace):
         if self.is_resting:
             self.wake()
         if self.fallback.is_on and self._runs_eagerly(primitive, args, params):
-            return self.evaluate(partial(primitive.bind, **params), map(_value, args), {})
+            return self.evaluate(partial(primitive.bind, **params), map(value_of, args), {})
         if self.recording.point.stop is not None:
             self.cut_where_due()
         if self.unpacked and jaxapi.unpackable_function(primitive, params) in self.unpacked:
@@ -643,7 +643,8 @@ def _handed_out(array: LazyArray) -> jax.Array | None:
     return array._value
 
 
-def _value(operand: Any) -> Any:
+def value_of(operand: Any) -> Any:
+    """Return the value of a lazy array, and anything else as it is."""
     return operand.materialize("eager") if type(operand) is LazyArray else operand
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +117,31 @@ def test_scalars_of_the_host_are_followed(monkeypatch, scalar):
     with snaprt.lazy():
         program()
         snaprt.mark_step()
+
+
+def test_a_static_argument_is_the_object_itself_beside_numpy_arrays():
+    @jax.tree_util.register_pytree_node_class
+    class Model:
+        traces = 0
+
+        def tree_flatten(self):
+            return (), None
+
+        @classmethod
+        def tree_unflatten(cls, *_):
+            return cls()
+
+        @partial(jax.jit, static_argnums=0)
+        def step(self, x):
+            self.traces += 1
+            return x * 2
+
+    model = Model()
+    with snaprt.lazy():
+        for _ in range(3):
+            y = model.step(np.ones(3))
+    assert model.traces == 1
+    np.testing.assert_array_equal(y, [2, 2, 2])
 
 
 def test_one_array_given_twice_is_one_more_input_of_a_jitted_call():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from operator import is_
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -39,28 +40,46 @@ def own_arguments(
     """Return the arguments of a call with copies of NumPy arrays, which XLA may read after it.
 
     Args:
+        info: What JAX knows of the jit; None where there are no static arguments.
+        args: The arguments by position.
+        kwargs: The others.
+    """
+    return with_leaves(info, args, kwargs, _owned)
+
+
+def _owned(leaf: Any) -> Any:
+    # A subclass stays one: JAX refuses arrays with a mask.
+    return np.array(leaf, subok=True) if isinstance(leaf, np.ndarray) else leaf
+
+
+def with_leaves(
+    info: Any, args: tuple[Any, ...], kwargs: dict[str, Any], replace: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with other leaves.
+
+    Args:
         info: What JAX knows of the jit, whose static arguments stay as they are; None without any.
         args: The arguments by position.
         kwargs: The others.
+        replace: Returns what stands in the place of a leaf. An argument of which that is each leaf
+            itself stays the same object.
     """
     last = len(args)  # -1 is the last one
     numbers = {n + last if n < 0 else n for n in getattr(info, "static_argnums", ())}
     names = getattr(info, "static_argnames", ())
+
+    def changed(argument: Any) -> Any:
+        if type(argument) is ArrayImpl:
+            return argument
+        leaves, structure = _tree_util.tracing_registry.flatten(argument)
+        replaced = list(map(replace, leaves))
+        return argument if all(map(is_, leaves, replaced)) else structure.unflatten(replaced)
+
     return (
-        tuple([value if number in numbers else _owned(value) for number, value in enumerate(args)]),
-        {name: value if name in names else _owned(value) for name, value in kwargs.items()},
-    )
-
-
-def _owned(argument: Any) -> Any:
-    if type(argument) is ArrayImpl:
-        return argument
-    leaves, structure = _tree_util.tracing_registry.flatten(argument)
-    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
-        return argument
-    # A subclass stays one: JAX refuses arrays with a mask.
-    return structure.unflatten(
-        [np.array(leaf, subok=True) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        tuple(
+            [value if number in numbers else changed(value) for number, value in enumerate(args)]
+        ),
+        {name: value if name in names else changed(value) for name, value in kwargs.items()},
     )
 
 
