@@ -37,6 +37,7 @@ from snaprt.jaxapi.jit.entry import (
     run_jit,
     run_jit_primitive,
 )
+from snaprt.jaxapi.tracing.traces import once
 
 
 @dataclass(eq=False)
@@ -354,7 +355,7 @@ _has_rested = False  # a thread, since they all were ended
 _UNKNOWN_TO_CPP: Final = object()
 
 
-@functools.cache
+@once
 def take_values_at_rest(kind: type, value: Callable[[Any], Any]) -> None:
     """Let C++ take the values of instances of ``kind``, in threads that rest.
 
