@@ -65,8 +65,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         trace.fullgraph = trace.fullgraph or self._fullgraph
         if self._steady:
             _make_steady(trace)
-        jaxapi.set_thread_trace(trace)
-        jaxapi.watch_closely()
+        _record_on(trace)
 
     def __exit__(
         self,
@@ -78,8 +77,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
             return  # a generator that holds the scope
         trace = thread_trace()
         outer, trace.fullgraph, trace.steady = self._outer.pop()
-        jaxapi.set_thread_trace(outer)
-        jaxapi.watch_closely()
+        _record_on(outer)
         try:
             if not isinstance(outer, LazyTrace):
                 collect_again()
@@ -106,8 +104,7 @@ def enable() -> None:
         10.0
         >>> snaprt.disable()
     """
-    jaxapi.set_thread_trace(_trace_as_asked())
-    jaxapi.watch_closely()
+    _record_on(_trace_as_asked())
 
 
 def disable() -> None:
@@ -122,8 +119,7 @@ def disable() -> None:
         >>> float(y[0])  # y was pending, and runs now
         1.0
     """
-    jaxapi.set_thread_trace(None)
-    jaxapi.watch_closely()
+    _record_on(None)
     run_effects("scope_end")
 
 
@@ -154,6 +150,12 @@ def is_eager_mode() -> bool:
         False
     """
     return current_modes().eager
+
+
+def _record_on(trace: Any) -> None:
+    """Let this thread bind its operations on a trace, and C++ ask about its next call."""
+    jaxapi.set_thread_trace(trace)
+    jaxapi.watch_closely()
 
 
 def _trace_as_asked() -> LazyTrace:
