@@ -262,8 +262,8 @@ def _wires(
     A step under one `jax.jit` has hundreds of them: new inputs are met all at once.
     """
     input_wires = recording.input_wires
-    inputs, handles = recording.inputs, recording.handles
     kinds: list[InputKind] = []
+    handle: Any = None  # of the operand, a `DataHandle` where a lazy array computed it
     wires: list[Any] = []
     try:
         for operand in operands:
@@ -283,7 +283,6 @@ def _wires(
                     if handle.exposed:
                         _refuse_deleted(value)
                     kinds.append(handle._kinds[handle._index] or handle.kind(value))
-                    handles.append(handle)
             elif what in _SCALARS:
                 wires.append(_scalar_wire(what, operand))
                 continue
@@ -301,7 +300,7 @@ def _wires(
                     kind = met_kind(value)
                     kinds.append(kind)
                     metrics.counter_add("CreateDataHandles")
-                    handles.append(DataHandle([kind], 0))  # nobody else has it: it may be donated
+                    handle = DataHandle([kind], 0)  # nobody else has it: it may be donated
             elif what in _CONCRETE:
                 value = operand
                 wire = input_wires.get(id(value))
@@ -310,14 +309,11 @@ def _wires(
                 if wire is None:
                     _refuse_deleted(value)
                     kinds.append(met_kind(value))
-                    handles.append(None)
+                    handle = None
             else:
                 return None
             if wire is None:
-                wire = ~len(inputs)
-                if input_wires.setdefault(id(value), wire) != wire:
-                    recording.others.setdefault(id(value), []).append(wire)
-                inputs.append(value)
+                wire = recording.add_input(value, handle)
             wires.append(wire)
     finally:
         if kinds:
