@@ -26,6 +26,7 @@ from snaprt.compile.program import compile_program, uncompiled_program, unfinish
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Literal, Node, Program
 from snaprt.host.collector import collect_again
+from snaprt.host.identities import identity
 from snaprt.host.interruptions import is_interruption, raise_if_interrupted
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
@@ -57,7 +58,6 @@ from snaprt.trace.cut import CutPlan, Part, plan_cut
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
 from snaprt.trace.lazy_trace import LazyTrace, give_away
-from snaprt.trace.lone_calls import MOST_CALLS
 from snaprt.trace.modes import NONE, current_modes
 from snaprt.trace.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.trace.trie import Point
@@ -85,6 +85,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_device_get(LazyArray, read_to_host)
         jaxapi.teach_full(LazyArray)
         jaxapi.teach_keys(LazyTrace)
+        jaxapi.teach_opaque_state(LazyTrace)
         jaxapi.teach_trace_state(LazyTrace)
         jaxapi.teach_compiled(LazyArray, LazyTrace, read_for_executable, give_away)
         jaxapi.before_deleted(_about_to_delete)
@@ -480,7 +481,7 @@ def _run_meanwhile(trace: LazyTrace, array: LazyArray, cause: str, callbacks: Li
         with jaxapi.evaluating_compiled():
             for part in plan.parts:
                 program = part.program(recording, progress.values, donate=False)
-                if any(id(value) in trace.given for value in program.inputs):
+                if any(identity(value) in trace.given for value in program.inputs):
                     raise _unreadable(array, "takes the place of what it is computed from")
                 _run_part(part, program, [array], progress)
     finally:
@@ -508,7 +509,7 @@ def _run_parts(
         with jaxapi.evaluating_compiled():
             for part in plan.parts:
                 program = part.program(recording, progress.values, donate)
-                trace.given = frozenset([id(program.inputs[index]) for index in program.free])
+                trace.given = frozenset([identity(program.inputs[index]) for index in program.free])
                 _run_part(part, program, alive, progress)
                 for number in part.spent:
                     del progress.values[number]
@@ -670,10 +671,8 @@ def _run_part(
         repro.after_run(executable, arguments)
     for tell in progress.callbacks.ran:
         tell(run_of_cut, results)
-    if (
-        progress.trace is not None
-        and len(part.nodes) <= MOST_CALLS
-        and not (executable.is_collected or _must_be_ours(progress.callbacks))
+    if progress.trace is not None and not (
+        executable.is_collected or _must_be_ours(progress.callbacks)
     ):
         progress.trace.lone_calls.ran(
             part.nodes, (*arguments, *results), functools.partial(_may_leave, progress.trace)

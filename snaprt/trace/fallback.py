@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from snaprt import jaxapi
+from snaprt.host.identities import identity
 
 #: A place makes its thread fall back with so many more new programs than known ones ran meanwhile
 #: ...
@@ -152,7 +153,7 @@ class Fallback:
 
     def function(self, fun: Callable[..., Any], info: Any) -> Callable[..., Any]:
         """Return a jitted function as C++ calls it, of what JAX knows of it."""
-        key = id(fun), id(info)
+        key = identity(fun), identity(info)
         known = self._functions.get(key)
         if known is None:
             if len(self._functions) >= _MAX_FUNCTIONS:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi, metrics
+from snaprt.host.identities import identity
 from snaprt.trace.array import LazyArray, send
 from snaprt.trace.lazy_trace import give_away, may_record_elsewhere, value_of
 from snaprt.trace.recording import CallInputs, DataHandle, Recording
@@ -93,7 +94,7 @@ class Attempt:
                 or target.depth // GRANULARITY != before.depth // GRANULARITY
             ):
                 return
-            positions = {id(operand): index for index, operand in enumerate(self.operands)}
+            positions = {identity(operand): index for index, operand in enumerate(self.operands)}
             if self.has_repeated:
                 # What was recorded has to be the call itself, with an input for each of the two.
                 if target.before is not before or not set(target.wires or ()).issuperset(
@@ -112,8 +113,8 @@ class Attempt:
             before.keep_shortcut(self.key, Shortcut(target, literals, shown, build, hidden_sources))
 
     def _result(self, array: Any, positions: dict[int, int]) -> Result | int | None:
-        if id(array) in positions:
-            return positions[id(array)]
+        if identity(array) in positions:
+            return positions[identity(array)]
         if type(array) is LazyArray and array._recording is self.recording:
             result = array._result
             if result is not None and result.number >= self.before.count:
@@ -142,6 +143,8 @@ def follow(
     if context != trace.context:
         trace.enter_context(context)
     if trace.is_resting:
+        if not is_users_jit and trace.leaves_operation():
+            return None
         trace.wake()
     if trace.recording.point.stop is not None:
         trace.cut_where_due()
@@ -275,7 +278,7 @@ def _wires(
                 value = operand._value
                 if value is None or operand._trace is not trace:
                     return None
-                wire = input_wires.get(id(value))
+                wire = input_wires.get(identity(value))
                 if wire is not None and call is not None:
                     wire = call.wire(value, wire)
                 if wire is None:
@@ -292,10 +295,10 @@ def _wires(
                 wires.append(operand.shortcut)
                 continue
             elif what is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
-                value = sent.get(id(operand))
+                value = sent.get(identity(operand))
                 if value is None:
-                    value = sent[id(operand)] = send(operand)
-                wire = input_wires.get(id(value))
+                    value = sent[identity(operand)] = send(operand)
+                wire = input_wires.get(identity(value))
                 if wire is None:
                     kind = met_kind(value)
                     kinds.append(kind)
@@ -303,7 +306,7 @@ def _wires(
                     handle = DataHandle([kind], 0)  # nobody else has it: it may be donated
             elif what in _CONCRETE:
                 value = operand
-                wire = input_wires.get(id(value))
+                wire = input_wires.get(identity(value))
                 if wire is not None and call is not None:
                     wire = call.wire(value, wire)
                 if wire is None:
@@ -338,6 +341,8 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
         if context != trace.context:
             trace.enter_context(context)
         if trace.is_resting:
+            if trace.leaves_operation():
+                return general(self, other)
             trace.wake()
         attempt = left = right = None
         trace.following = True
@@ -358,7 +363,7 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
                 elif other._value is not None and other._trace is trace:
                     right = recording.input_wire(other._value, other._handle)
             elif kind is _ArrayImpl:
-                right = recording.input_wires.get(id(other))
+                right = recording.input_wires.get(identity(other))
                 if right is None:
                     right = recording.input_wire(other, None)
             elif kind in _SCALARS:
@@ -463,12 +468,16 @@ def follow_jit(
     if fallback.is_on:
         if not fallback.looks() and trace.may_fall_back():
             return _evaluated(trace, function, info, args, kwargs), None, arguments
-    elif (call := trace.lone_calls.left.get(id(info))) is not None:
+    elif (call := trace.lone_calls.left.get(identity(info))) is not None:
         rested = jaxapi.rests()  # when C++ looked for it
         if trace.leaves_call(call, jax.tree.leaves(arguments)):
             if rested and not (_donates(info) and may_record_elsewhere()):
                 return jaxapi.LEFT, None, _with_values(info, args, kwargs)
             return _evaluated(trace, function, info, args, kwargs), None, arguments
+    elif trace.is_resting and not jaxapi.is_users_jit(info):
+        if trace.leaves_operation():
+            return jaxapi.LEFT, None, _with_values(info, args, kwargs)
+        trace.wake()
     parsed = jaxapi.parse_call(function, info, args, kwargs)
     if parsed is None:
         return jaxapi.NOT_KNOWN, None, arguments
@@ -493,7 +502,9 @@ def follow_jit(
 
     if result.sent:
         sent = result.sent
-        arguments = jaxapi.with_leaves(info, args, kwargs, lambda leaf: sent.get(id(leaf), leaf))
+        arguments = jaxapi.with_leaves(
+            info, args, kwargs, lambda leaf: sent.get(identity(leaf), leaf)
+        )
     return jaxapi.NOT_KNOWN, learn, arguments
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from operator import is_
-from typing import Any
+from typing import Any, Final
 
 import jax
 
@@ -22,6 +22,7 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.graph.operation import Evaluation, Operation, is_known, operation
 from snaprt.graph.program import Literal, Placement, literal
 from snaprt.host.collector import collect_seldom
+from snaprt.host.identities import identity
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.fallback import Fallback, described
@@ -141,14 +142,6 @@ class LazyTrace(jaxapi.Trace):
         _traces.add(self)
         jaxapi.end_all_rests()  # what a call of another thread donates may be pending here
 
-    def __eq__(self, other: object) -> bool:
-        return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
-
-    def __hash__(self) -> int:
-        # Equal objects owe each other equal hashes, but nothing hashes an opaque trace state, and
-        # jit's fast path must not find an eager entry under a lazy trace.
-        return id(self)
-
     def materialize(self, array: LazyArray, cause: str) -> None:
         """Compute the value of ``array``, which this trace recorded."""
         self._read(self, array, cause)
@@ -237,7 +230,11 @@ class LazyTrace(jaxapi.Trace):
     def give_away(self, arrays: Sequence[Any]) -> None:
         """Run what is pending where it takes one of ``arrays``: see `give_away`."""
         taken = self.recording.input_wires
-        if taken and not self.is_running and any(id(_known(array)) in taken for array in arrays):
+        if (
+            taken
+            and not self.is_running
+            and any(identity(_known(array)) in taken for array in arrays)
+        ):
             with self.exclusive():
                 self._run(self, GIVEN_AWAY)
 
@@ -253,6 +250,9 @@ class LazyTrace(jaxapi.Trace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
         if self.is_resting:
+            if jaxapi.runs_at_once(primitive, params) and self.leaves_operation():
+                values = [*map(value_of, args)]
+                return jaxapi.evaluate_call("process_primitive", primitive, values, params)
             self.wake()
         if self.fallback.is_on and self._runs_eagerly(primitive, args, params):
             return self.evaluate(partial(primitive.bind, **params), map(value_of, args), {})
@@ -290,31 +290,58 @@ class LazyTrace(jaxapi.Trace):
         self.cut_where_due()
         if call.is_large and self.runs_alone():
             self.cut_before_call()
+        if self.recording.point.effectful or not self._may_leave():
+            return False
+        leaves_between = self.lone_calls.leaves_between
+        if leaves_between and self.recording.point is not self.root:
+            self.cut_before_call()
         for operand in operands:
             if type(operand) is LazyArray and operand._value is None:
                 return False
-        if self.recording.point.effectful or not self.may_fall_back() or self._must_be_ours():
-            return False
+        self.lone_calls.comes(self.recording.point.depth)
         self.interruptions += 1
         self._rest()
         return True
 
+    def leaves_operation(self) -> bool:
+        """Return whether JAX runs what comes next, where the thread rests: an operation of JAX's.
+
+        Nothing is pending then.
+        """
+        if not (self.lone_calls.takes_one_more() and jaxapi.rests()):
+            return False
+        self.interruptions += 1
+        return True
+
+    def _may_leave(self) -> bool:
+        return self.may_fall_back() and not self._must_be_ours()
+
     def _rest(self) -> None:
-        """Let C++ make such calls from the next one on, if nothing was recorded since the last."""
+        """Let C++ make such calls from the next one on, if nothing was recorded since the last.
+
+        Or if what comes between them is left as well.
+        """
         recording = self.recording
         if recording.inputs or recording.point is not self.root:
             return
-        if self._at_last_call is not recording:
+        leaves_between = self.lone_calls.leaves_between
+        if not leaves_between and self._at_last_call is not recording:
             self._at_last_call = recording
             return
         self.is_resting = True
         _learn_to_rest()
         jaxapi.rest(self.lone_calls.generation, self._goes_on)
+        if leaves_between and not jaxapi.rests():  # as where JAX looks for NaN
+            self.lone_calls.record_between()
 
-    def _goes_on(self) -> bool:
+    def _goes_on(self, function: Any) -> bool:
         """Take note of a call that C++ has made; return whether it may make the next one."""
         self.interruptions += 1
-        return self.is_resting and self.may_fall_back() and not self._must_be_ours()
+        if self.lone_calls.leaves_between and not self.lone_calls.made(function):
+            return False
+        if self.interruptions % _LOOK_EACH:
+            return self.is_resting
+        return self.is_resting and self._may_leave()
 
     def wake(self) -> None:
         """Be asked about such calls again, for something is about to be recorded."""
@@ -669,6 +696,9 @@ _AT_ONCE: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 }
 
 _LAYOUTS = ("in_layouts", "out_layouts")
+
+#: Whatever ends a rest says so. Whether one has been forgotten is seen after so many calls.
+_LOOK_EACH: Final = 16
 
 #: How many new debug callbacks of a line graphs hold.
 _MAX_CALLBACKS = 16

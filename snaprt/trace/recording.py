@@ -15,6 +15,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.graph.program import Literal
+from snaprt.host.identities import identity
 from snaprt.trace.trie import (
     InputKind,
     Point,
@@ -77,7 +78,7 @@ class CallInputs:
 
     def wire(self, value: jax.Array, wire: int) -> int | None:
         """Return ``wire``, or another one of an input, which the call has not used; else None."""
-        for other in (wire, *self._others.get(id(value), ())):
+        for other in (wire, *self._others.get(identity(value), ())):
             if other > self._first and other not in self._used:
                 self._used.add(other)
                 return other
@@ -131,7 +132,7 @@ class Recording:
         Raises:
             RuntimeError: If it is new and was deleted.
         """
-        wire = self.input_wires.get(id(value))
+        wire = self.input_wires.get(identity(value))
         if wire is not None and call is not None:
             wire = call.wire(value, wire)
         if wire is None:
@@ -145,8 +146,8 @@ class Recording:
     def add_input(self, value: jax.Array, handle: DataHandle | None) -> int:
         """Add an input, of whose kind the point is to be told; return its wire."""
         wire = ~len(self.inputs)
-        if self.input_wires.setdefault(id(value), wire) != wire:
-            self.others.setdefault(id(value), []).append(wire)
+        if self.input_wires.setdefault(identity(value), wire) != wire:
+            self.others.setdefault(identity(value), []).append(wire)
         self.inputs.append(value)
         self.handles.append(handle)
         return wire
@@ -154,7 +155,7 @@ class Recording:
     def go_back(self, point: Point, nbytes: int) -> None:
         """Go back to a point after which only inputs were met, when they held ``nbytes``."""
         for index in range(point.inputs, len(self.inputs)):
-            key = id(self.inputs[index])
+            key = identity(self.inputs[index])
             if self.input_wires.get(key) == ~index:
                 del self.input_wires[key]
             else:

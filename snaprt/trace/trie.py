@@ -16,6 +16,7 @@ import jax
 from snaprt import jaxapi
 from snaprt.graph.operation import Evaluation, Operation
 from snaprt.graph.program import Literal, Placement
+from snaprt.host.identities import identity
 from snaprt.trace.lone_calls import LoneCall
 
 #: A path is looked at each time it has grown by this many operations: see `LazyTrace`.
@@ -64,14 +65,14 @@ def met_kind(array: jax.Array) -> InputKind:
 
     For arrays that come from outside: describing one takes 4 us.
     """
-    entry = _met.get(id(array))
+    entry = _met.get(identity(array))
     if entry is not None and entry[0]() is array:
         return entry[1]
     kind = input_kind(array)
     if type(array) is jaxapi.ArrayImpl:
         if len(_met) >= MAX_MET:
             _met.clear()
-        _met[id(array)] = weakref.ref(array), kind
+        _met[identity(array)] = weakref.ref(array), kind
     return kind
 
 

@@ -38,6 +38,7 @@ class Loop:
     def __init__(self):
         self.x = {"w": jnp.asarray(X), "count": jnp.int32(0)}
         self.rate = jnp.float32(0.25) * 2
+        self.key = jax.random.key(0)
         self.totals = []
 
         @jax.jit
@@ -61,6 +62,13 @@ class Loop:
         for _ in range(iterations):
             self.x, total = self.step(self.x, self.rate)
             self.totals.append(total)
+
+    def between(self, iterations):
+        """Run steps, each with a few operations before it, of which each total is read."""
+        for _ in range(iterations):
+            self.key, now = jax.random.split(self.key)
+            self.rate = 0.2 + 0.1 * jax.random.uniform(now)
+            self.reading(1)
 
     def is_left(self):
         """Return whether JAX makes the calls, as their results show."""
@@ -140,8 +148,9 @@ def test_a_small_call_whose_operand_is_pending_is_recorded():
     assert is_now is LazyArray
 
 
-def test_what_a_large_call_needs_runs_before_it():
+def test_what_a_large_call_needs_runs_before_it(monkeypatch):
     """Where the call is a program of its own, it would be cut before it anyhow."""
+    monkeypatch.setattr(lone_calls, "_MOST_BETWEEN", 0)
 
     @jax.jit
     def step(x, key):
@@ -193,19 +202,104 @@ def asked(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("kind", ["reading", "unread"])
-def test_cpp_makes_the_calls_that_are_left(asked, kind):
+@pytest.mark.parametrize(
+    ("kind", "asked_at_first"), [("reading", 10), ("unread", 10), ("between", 120)]
+)
+def test_cpp_makes_the_calls_that_are_left(asked, kind, asked_at_first):
     loop = Loop()
 
     def run(loop):
-        getattr(loop, kind)(60)
+        getattr(loop, kind)(120)
         before = len(asked)
         getattr(loop, kind)(60)
         return len(asked) - before
 
     assert lazily_in_thread(lambda: run(loop)) == 0
-    assert 0 < len(asked) < 10
+    assert 0 < len(asked) < asked_at_first
     assert_as_eager(loop, run)
+
+
+def test_a_small_call_and_what_it_takes_are_left_together():
+    """They have been one program, so JAX makes neither before it makes both."""
+
+    @jax.jit
+    def halve(x):
+        return x * 0.5, x.sum()
+
+    def run(iterations):
+        x, read = jnp.asarray(X), []
+        for _ in range(iterations):
+            y = jnp.sin(x) + 1.0
+            x, total = halve(y)
+            read.append(float(total))
+        return read, type(y), type(x)
+
+    assert lazily_in_thread(lambda: run(20))[1:] == (LazyArray, LazyArray)
+    read, *kinds = lazily_in_thread(lambda: run(60))
+    assert LazyArray not in kinds
+    np.testing.assert_allclose(read, run(60)[0], rtol=1e-6)
+
+
+def test_a_sum_that_nobody_reads_between_calls_is_left():
+    loop = Loop()
+
+    def run(loop):
+        total = jnp.float32(0.0)
+        for _ in range(60):
+            loop.unread(1)
+            total = total + loop.totals[-1]
+        return type(total), float(total)
+
+    kind, total = lazily_in_thread(lambda: run(loop))
+    assert kind is not LazyArray
+    assert total == pytest.approx(run(Loop())[1], rel=1e-5)
+
+
+def test_a_long_stretch_between_calls_is_recorded(monkeypatch):
+    monkeypatch.setattr(lone_calls, "_COST_OF_MANY", 4)
+    loop = Loop()
+
+    def long(x, count):
+        for _ in range(count):
+            x = jnp.sin(x) * 0.9
+        return x
+
+    def run(loop):
+        loop.between(120)
+        kinds, was_left = [], thread_trace().lone_calls.leaves_between
+        x = jnp.asarray(X)
+        for count in (4, 40):
+            x = long(x, count)
+            kinds.append(type(x))
+        loop.between(2)
+        is_left = thread_trace().lone_calls.leaves_between
+        for _ in range(8):
+            x = long(x, 40)
+            loop.between(1)
+        kinds.append(type(loop.rate))
+        return [was_left, is_left, thread_trace().lone_calls.leaves_between], kinds, np.asarray(x)
+
+    lefts, kinds, x = lazily_in_thread(lambda: run(loop))
+    assert lefts == [True, True, False]
+    assert [kind is LazyArray for kind in kinds] == [False, True, True]
+    np.testing.assert_allclose(x, long(jnp.asarray(X), 4 + 40 * 9), rtol=1e-4)
+
+
+def test_loops_and_jitted_functions_between_calls_are_recorded():
+    loop = Loop()
+
+    @jax.jit
+    def other(x):
+        return x + 1
+
+    def run():
+        loop.between(120)
+        x = other(loop.rate)
+        loop.between(1)
+        y = jax.lax.fori_loop(0, 3, lambda i, x: x + i, loop.rate)
+        return type(x), type(y), float(y) - float(loop.rate)
+
+    assert lazily_in_thread(run) == (LazyArray, LazyArray, pytest.approx(3.0))
 
 
 def test_cpp_makes_calls_with_keys_and_values_that_were_recorded(asked):
@@ -324,19 +418,22 @@ EVENTS = {
 }
 
 
+@pytest.mark.parametrize("kind", ["reading", "between"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("event", EVENTS)
-def test_python_is_asked_about_the_next_call_after_an_event(asked, monkeypatch, event, elsewhere):
+def test_python_is_asked_about_the_next_call_after_an_event(
+    asked, monkeypatch, event, elsewhere, kind
+):
     monkeypatch.delenv("SNAPRT_TEST_OF_RESTS", raising=False)
     loop = Loop()
 
     def run():
-        loop.reading(40)
+        getattr(loop, kind)(120)
         rested, before = jaxapi.rests(), len(asked)
         in_thread(EVENTS[event]) if elsewhere else EVENTS[event]()
-        loop.reading(1)
+        getattr(loop, kind)(1)
         calls = len(asked) - before
-        loop.reading(3)
+        getattr(loop, kind)(3)
         return rested, calls, jaxapi.rests()
 
     assert lazily_in_thread(run) == (True, 1, True)
@@ -402,21 +499,22 @@ def test_threads_that_are_woken_again_and_again_rest_no_more(monkeypatch):
     assert loop.is_left()
 
 
-def test_what_is_recorded_from_here_on_is_seen(tmp_path):
+@pytest.mark.parametrize("kind", ["reading", "between"])
+def test_what_is_recorded_from_here_on_is_seen(tmp_path, kind):
     loop = Loop()
 
     def run():
-        loop.reading(20)
+        getattr(loop, kind)(120)
         was_left = loop.is_left()
         with snaprt.record("all", tmp_path):
-            loop.reading(3)
-        after = loop.is_left()
-        loop.reading(3)
+            getattr(loop, kind)(3)
+        after = loop.is_left(), type(loop.rate) is LazyArray
+        getattr(loop, kind)(3)
         return was_left, after, loop.is_left()
 
-    assert lazily_in_thread(run) == (True, False, True)
+    assert lazily_in_thread(run) == (True, (False, kind == "between"), True)
     snaprt.dump_now()
-    assert len(recorded(tmp_path)) == 3
+    assert len(recorded(tmp_path)) == 3 * (1 + (kind == "between"))
 
 
 def test_a_thread_that_marks_a_step_is_lazy_again():

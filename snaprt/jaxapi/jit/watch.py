@@ -37,6 +37,7 @@ from snaprt.jaxapi.jit.entry import (
     run_jit,
     run_jit_primitive,
 )
+from snaprt.jaxapi.tracing.operations import RUN_FUNCTIONS
 from snaprt.jaxapi.tracing.traces import once
 
 
@@ -144,9 +145,6 @@ def called_with(ahead: CompiledAhead, args: Any) -> FlatCall:
     """Return a call with the leaves of its arguments."""
     return replace(ahead.like, args=tuple(map(_core.full_lower, args)))
 
-
-#: Operations that JAX jits when they are called eagerly, and that run functions of the user's.
-_RUN_FUNCTIONS: Final = frozenset({"call_exported", "cond", "scan", "while"})
 
 _watch: Any = _jaxlib.config.Config(
     "snaprt_watch", None, include_in_jit_key=True, include_in_trace_context=False
@@ -261,7 +259,7 @@ class _Thread(threading.local):
     """What a thread that is relaxed, or rests, had before."""
 
     before: tuple[Any, Any, Any] | None = None  # which setting it is, its value, and the hook
-    goes_on: Callable[[], bool] = bool  # whether it rests after a call that C++ has made
+    goes_on: Callable[[Any], bool] = bool  # whether it rests after a call that C++ has made
 
 
 _thread = _Thread()
@@ -320,7 +318,7 @@ def watch_closely() -> None:
     _call_hook.set_local(hook)
 
 
-def rest(generation: int, goes_on: Callable[[], bool]) -> None:
+def rest(generation: int, goes_on: Callable[[Any], bool]) -> None:
     """Let C++ make the calls of this thread that were left to JAX, until `watch_closely`.
 
     For a thread whose trace `intercept_jit` asks about each call: from the second call of its kind
@@ -329,7 +327,8 @@ def rest(generation: int, goes_on: Callable[[], bool]) -> None:
 
     Args:
         generation: C++ makes the calls that were left to it in this one.
-        goes_on: Returns whether the thread still rests; asked after each call that C++ has made.
+        goes_on: Returns whether the thread still rests; asked after each call that C++ has made, of
+            the function that it has called.
     """
     global _has_rested
     ends = _rests_ended.get_global()
@@ -387,7 +386,7 @@ def end_all_rests() -> None:
 
 
 def _after_call_at_rest(function: Any, args: Any, kwargs: Any, results: Any) -> None:
-    if not _thread.goes_on():
+    if not _thread.goes_on(function):
         watch_closely()
     look = _call_hook.get_global()
     if look is not None:  # since the thread rests
@@ -495,7 +494,7 @@ def watch() -> tuple[str, ...] | None:
 
 
 def _source_of_function(fun: Any, info: Any) -> str:
-    if getattr(fun, "_apply_primitive", False) and fun.__name__ in _RUN_FUNCTIONS:
+    if getattr(fun, "_apply_primitive", False) and fun.__name__ in RUN_FUNCTIONS:
         return UsersSource(info.fun_sourceinfo)
     return info.fun_sourceinfo
 

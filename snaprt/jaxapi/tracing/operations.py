@@ -92,6 +92,15 @@ def is_call_of_users_jit(primitive: Any, params: Mapping[str, Any]) -> bool:
     return file is None or not (file.startswith(_JAX_FOLDER) or file in files_of_parts)
 
 
+#: Operations that JAX jits when they are called eagerly, and that run functions of the user's.
+RUN_FUNCTIONS: Final = frozenset({"call_exported", "cond", "scan", "while"})
+
+
+def runs_at_once(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Return whether an operation is one of JAX's own that runs nothing of the user's."""
+    return primitive.name not in RUN_FUNCTIONS and not is_call_of_users_jit(primitive, params)
+
+
 def unpackable_function(primitive: Any, params: Mapping[str, Any]) -> str | None:
     """Return which of the user's jitted functions an operation calls, such as ``f at train.py:9``.
 

@@ -332,14 +332,27 @@ def _teach_traces(value: Read) -> None:
     mapping.to_val_mat_pair = to_val_mat_pair
 
 
-def asked_as_opaque_state() -> bool:
-    """Return whether the caller's caller is the comparison of two opaque trace states.
+@once
+def teach_opaque_state(kind: type) -> None:
+    """Let the opaque states of traces of type ``kind`` equal that of the eager trace.
 
     Libraries (flax) compare `get_opaque_trace_state()` to find out whether an object was made at
-    another trace level. Recording lazily is no other level, so there the lazy trace answers that
-    it equals the eager one. Everywhere else, above all in the key of jit's fast path, it must not.
+    another trace level. Recording lazily is no other level. In the key of jit's fast path, the
+    traces themselves are compared, which differ.
     """
-    return sys._getframe(2).f_code is _core.OpaqueTraceState.__eq__.__code__
+    state: Any = _core.OpaqueTraceState
+    is_same = state.__eq__
+
+    @functools.wraps(is_same)
+    def equals(one: Any, other: Any) -> bool:
+        if is_same(one, other):
+            return True
+        return isinstance(other, state) and all(
+            trace is _core.eval_trace or type(trace) is kind
+            for trace in (one._trace_ref(), other._trace_ref())
+        )
+
+    state.__eq__ = equals
 
 
 # Functions that only pass the question "is this concrete?" on.

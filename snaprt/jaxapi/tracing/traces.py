@@ -95,11 +95,6 @@ def set_thread_trace(trace: Any) -> None:
     _core.trace_ctx.set_trace(_core.eval_trace if trace is None else trace)
 
 
-def is_eager(trace: Any) -> bool:
-    """Return whether ``trace`` is JAX's own eager trace."""
-    return trace is _core.eval_trace
-
-
 def is_staging() -> bool:
     """Return whether a function is being traced here whose operations run later, more than once."""
     trace = current_trace()
