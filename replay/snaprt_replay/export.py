@@ -35,7 +35,7 @@ from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.tolerance import EXACT, ToleranceRequest
 from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
 from snaprt_replay.load.case import Case, NamedArray
-from snaprt_replay.load.contents import storable
+from snaprt_replay.load.contents import storable, without_type
 from snaprt_replay.load.load import load
 from snaprt_replay.load.modules import hlo_of
 
@@ -72,7 +72,7 @@ def write_members(
     with zipfile.ZipFile(file, "w") as archive:
         for name, value in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                stored = storable(value) if bits else value
+                stored = storable(value) if bits else without_type(value)
                 np.lib.format.write_array(member, stored, allow_pickle=False)
 
 

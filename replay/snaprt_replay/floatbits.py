@@ -22,7 +22,14 @@ _BITS_OF_SMALL_TYPES = {
     ml_dtypes.uint4: 4,
 }
 _BITS_OF_SMALL_DTYPES = {np.dtype(kind): bits for kind, bits in _BITS_OF_SMALL_TYPES.items()}
+_REGISTERED_BY_OTHERS = 2  # NumPy's number for it
 _SIGN_SHIFT = {2: 15, 4: 31, 8: 63}
+
+
+def is_builtin(dtype: np.dtype) -> bool:
+    """Return True for one of NumPy's own numeric dtypes, which ``.npy`` files can hold."""
+    # The kind alone does not tell: ml_dtypes registers float8_e5m2 as a float.
+    return dtype.kind in "biufc" and dtype.isbuiltin != _REGISTERED_BY_OTHERS
 
 
 def is_float(dtype: np.dtype) -> bool:

@@ -175,6 +175,22 @@ def test_another_flag_set_is_a_warning(snaprt: Run, recorded: Path) -> None:
     assert "warning: replayed with the compiler options xla_cpu_enable_fast_math=True" in out
 
 
+def test_the_hint_for_an_option_that_xla_does_not_have_is_about_the_option(
+    snaprt: Run, recorded: Path
+) -> None:
+    for apart in ([], ["-j", "1"]):
+        status, _, err = snaprt("replay", recorded, "--xla-flag", "xla_no_such_option=1", *apart)
+        assert status == 2
+        assert "xla_no_such_option" in err
+        assert "hint: this version of XLA has no option of that name" in err
+
+
+def test_a_pass_to_disable_may_be_misspelled(snaprt: Run, recorded: Path) -> None:
+    status, out, _ = snaprt("replay", recorded, "--disable-hlo-pass", "no-such-pass")
+    assert status == 0
+    assert "warning: XLA ignores the names of passes that it does not have" in out
+
+
 def test_xlas_own_snapshot_replays(snaprt: Run, xla_snapshot: Path) -> None:
     status, out, _ = snaprt("replay", xla_snapshot)
     assert status == 0

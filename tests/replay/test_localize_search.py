@@ -281,6 +281,135 @@ def test_an_infinity_behind_a_nan_is_followed_to_its_origin_in_a_loop(localize: 
     assert found.instructions[0].frame[0].endswith("iteration 6")  # 2 ** 128 is the first
 
 
+def softmax_that_overflows(x: jax.Array) -> jax.Array:
+    grown = jnp.exp(x * 1000.0)
+    return grown / grown.sum()  # inf / inf
+
+
+def oscillate(x: jax.Array, times: int) -> jax.Array:
+    for _ in range(times):
+        x = jnp.sin(x) + 1.0
+    return x
+
+
+def overflow_in_a_scan(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(carry: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = softmax_that_overflows((carry + i) / 25)
+        return y, y.max()
+
+    return jax.lax.scan(step, x, jnp.arange(5.0))
+
+
+def overflow_an_iteration_earlier(x: jax.Array) -> jax.Array:
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.exp(jnp.where(i == 2, 1000.0, 1.0)) + jnp.sin(x)
+
+    return jax.lax.fori_loop(0, 6, step, x)
+
+
+def overflow_in_the_inner_loop(x: jax.Array) -> jax.Array:
+    def outer(i: jax.Array, x: jax.Array) -> jax.Array:
+        def inner(j: jax.Array, x: jax.Array) -> jax.Array:
+            return jnp.sin(jnp.exp(jnp.where(i * 3 + j == 4, 1000.0, 0.0)) + x)
+
+        return jax.lax.fori_loop(0, 3, inner, x) * 0.5
+
+    return jax.lax.fori_loop(0, 4, outer, x)
+
+
+def overflow_before_the_loop_that_uses_it(x: jax.Array) -> jax.Array:
+    grown = jnp.exp(x * 1000.0)
+
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        return x + jnp.where(i == 2, grown - grown, 0.0)
+
+    return jax.lax.fori_loop(0, 4, step, x)
+
+
+def overflow_beside_a_running_maximum(x: jax.Array) -> jax.Array:
+    def step(i: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        largest, total = state  # `largest` starts from an infinity that is meant
+        score = jnp.exp(x * jnp.where(i == 1, 1000.0, 1.0))
+        new = jnp.maximum(largest, score)
+        return new, total + jnp.tanh(score - new)
+
+    return jax.lax.fori_loop(0, 3, step, (jnp.full_like(x, -jnp.inf), x))[1]
+
+
+def overflow_in_a_branch(x: jax.Array) -> jax.Array:
+    return jax.lax.cond(x[0] > 0, softmax_that_overflows, jnp.sin, x) + 1.0
+
+
+def overflow_in_a_branch_in_a_loop(x: jax.Array) -> jax.Array:
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.cond(i == 1, softmax_that_overflows, jnp.sin, x)
+
+    return jax.lax.fori_loop(0, 3, step, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "frame"),
+    [
+        (softmax_that_overflows, []),
+        (lambda x: oscillate(softmax_that_overflows(oscillate(x, 3)), 20), []),
+        (lambda x: oscillate(jax.jit(softmax_that_overflows)(oscillate(x, 13)), 17), []),
+        (overflow_in_a_scan, ["iteration 2"]),
+        (overflow_an_iteration_earlier, ["iteration 2"]),
+        (overflow_in_the_inner_loop, ["iteration 1", "iteration 1"]),
+        (overflow_before_the_loop_that_uses_it, []),
+        (overflow_beside_a_running_maximum, ["iteration 1"]),
+        (overflow_in_a_branch, ["branch 1"]),
+        (overflow_in_a_branch_in_a_loop, ["iteration 1", "branch 1"]),
+    ],
+)
+def test_an_infinity_that_became_a_nan_close_by_is_followed_to_its_origin(
+    localize: Localize, function: Callable, frame: list[str]
+) -> None:
+    x = np.linspace(0.5, 1, 4, dtype=np.float32)
+    found = localize(flat_program(function, x), [x], lambda hlo: hlo, find="nonfinite")
+    assert [one.opcode for one in found.instructions] == ["exponential"], found.sentence
+    assert "produces an infinity from finite inputs" in found.sentence
+    scopes = [" ".join(scope.split()[1:]) for scope in found.instructions[0].frame]
+    assert scopes == frame
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: -jnp.log(softmax_that_overflows(x / 10)).mean(),
+        lambda x: jax.lax.fori_loop(0, 3, lambda i, x: softmax_that_overflows(x / 10), x),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_where_only_float64_is_wide_enough_the_overflow_is_found(
+    localize: Localize, function: Callable
+) -> None:
+    x = np.linspace(0.5, 1, 4, dtype=np.float32)
+    found = localize(flat_program(function, x), [x], lambda hlo: hlo, reference="f64")
+    assert found.kind == "instruction"
+    assert found.instructions[0].opcode == "exponential"
+    assert "produces an infinity from finite inputs" in found.sentence
+    assert "the outputs of right are finite" in found.notes[0]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_infinity_that_is_a_finite_float64_is_an_overflow_and_no_difference(
+    localize: Localize,
+) -> None:
+    x = np.linspace(0.5, 1, 4, dtype=np.float32)
+    program = flat_program(lambda x: jnp.sin(x) * jnp.exp(x * 100), x)
+    found = localize(program, [x], lambda hlo: hlo, reference="f64")
+    assert [one.opcode for one in found.instructions] == ["exponential"]
+    assert found.notes == ()
+
+
+def test_a_difference_that_is_asked_for_is_no_search_for_an_overflow(localize: Localize) -> None:
+    x = np.linspace(0.5, 1, 4, dtype=np.float32)
+    program = flat_program(lambda x: softmax_that_overflows(x / 10), x)
+    found = localize(program, [x], lambda hlo: hlo, reference="f64", find="difference")
+    assert found.kind == "amplification"
+
+
 def test_a_spent_budget_leaves_a_search_that_goes_on_later(
     localize: Localize, small: Small, tmp_path: Path
 ) -> None:

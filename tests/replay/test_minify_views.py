@@ -174,6 +174,18 @@ def test_values_become_simpler_until_nothing_is_left_to_simplify() -> None:
     assert not np.any(candidate.inputs[0])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2])
+def test_a_scalar_is_simplified_as_an_array_without_dimensions(dtype: type) -> None:
+    scalar = np.asarray(-0.375, dtype)
+    candidate = candidate_of(lambda x, t: x.sum() + t.astype(x.dtype), normal(8), scalar)
+    found = list(values(Base(candidate, []), 0))
+    assert any(one.inputs[1] != scalar for one in found)
+    for one in found:
+        assert isinstance(one.inputs[1], np.ndarray)
+        assert one.inputs[1].shape == ()
+        assert one.inputs[1].dtype == dtype
+
+
 def test_options_are_left_out_one_by_one_and_the_text_can_be_read_again() -> None:
     variant = parse_variant("cpu,optimization=0,fast-math,matmul-precision=highest")
     plain = candidate_of(jnp.sin, normal(3))

@@ -92,6 +92,7 @@ def test_a_hang_is_a_result_and_the_next_job_runs(workers: Workers) -> None:
     outcome = workers.run(parse_variant("cpu"), endless, [X], form=STABLEHLO, timeout=1)
     assert outcome.failure is not None
     assert outcome.failure.kind == "timeout"
+    assert "--timeout" in outcome.failure.hint
     assert workers.run(parse_variant("cpu"), HLO_PROTO, [X]).failure is None
 
 

@@ -248,4 +248,9 @@ _ORIGINAL_HLO: Mapping[str, Callable[[Path], str]] = {
 
 def storable(value: np.ndarray) -> np.ndarray:
     """Return an array with a dtype that ``.npy`` supports: bfloat16 etc. as unsigned integers."""
-    return value if value.dtype.kind in "biufc" else floatbits.bit_view(value)
+    return value if floatbits.is_builtin(value.dtype) else floatbits.bit_view(value)
+
+
+def without_type(value: np.ndarray) -> np.ndarray:
+    """Return an array with a dtype that ``.npy`` supports: bfloat16 etc. as raw bytes."""
+    return value if floatbits.is_builtin(value.dtype) else value.view(f"V{value.dtype.itemsize}")

@@ -7,7 +7,7 @@ too. Infinities among the program's constants, for example in masks, are inputs 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> 
         return origin
     # The NaN comes from an infinity: find the operation that made the infinity.
     earlier = _Search(session, has_infinity, "an infinity")
-    return earlier.inside(whole_of(frame), origin.place.name) or origin
+    return earlier.inside(whole_of(frame), origin.place) or origin
 
 
 def origin_sentence(origin: Origin) -> str:
@@ -99,14 +99,14 @@ class _Search:
     kind: str
 
     def inside(
-        self, stretch: Stretch, before: str = "", most: int = COARSE_REGIONS
+        self, stretch: Stretch, before: InstructionPlace | None = None, most: int = COARSE_REGIONS
     ) -> Origin | None:
-        """Return the first origin in a stretch, before the instruction named `before` if any."""
+        """Return the first origin in a stretch, before the instruction at `before` if any."""
         frame, line, work = stretch.frame, stretch.frame.line, stretch.work
-        if not work or work[0].name == before:
+        if not work:
             return None
         if len(work) == 1:
-            return self._at_one(stretch, work[0])
+            return self._at_one(stretch, work[0], before)
         cuts = choose_cuts(line, frame.matching, stretch.region, most)
         regions = between(stretch.region, cuts)
         self.session.tell(
@@ -114,20 +114,27 @@ class _Search:
         )
         piece = stretch.piece(regions)
         (tapped,) = run_suspect(self.session, frame, [piece], [stretch.known_values])
+        last = _name_in(frame, before)
         for part in regions:
             results = set(line.results(part.start, part.stop))
             gone_bad = any(
                 self.bad(array) for value, array in tapped.items() if value.instruction in results
             )
-            inner = stretch.part(part, tapped)
-            origin = self.inside(inner, before, REGIONS) if gone_bad else None
-            if origin is not None:
-                return origin
-            if any(instruction.name == before for instruction in line.work(part.start, part.stop)):
+            # What `before` reads may be used up in its own region, and not be among the results.
+            is_last = any(
+                instruction.name == last for instruction in line.work(part.start, part.stop)
+            )
+            if gone_bad or is_last:
+                origin = self.inside(stretch.part(part, tapped), before, REGIONS)
+                if origin is not None:
+                    return origin
+            if is_last:
                 return None
         return None
 
-    def _at_one(self, stretch: Stretch, instruction: XlaMessage) -> Origin | None:
+    def _at_one(
+        self, stretch: Stretch, instruction: XlaMessage, before: InstructionPlace | None
+    ) -> Origin | None:
         frame = stretch.frame
         piece = Piece(
             (instruction.id, *instruction.operand_ids),
@@ -135,13 +142,13 @@ class _Search:
         )
         (values,) = run_suspect(self.session, frame, [piece], [stretch.known_values])
         operands = [_of(values, operand) for operand in instruction.operand_ids]
-        inside = _ENTER.get(instruction.opcode)
-        if inside is not None:
-            entered = inside(self, frame, instruction, operands)
-            if entered is not None:
-                origin = self.inside(whole_of(entered))
-                if origin is not None:
-                    return origin
+        enter = _ENTER.get(instruction.opcode, _enter_nothing)
+        for entered in enter(self, frame, instruction, operands, before):
+            origin = self.inside(whole_of(entered), before)
+            if origin is not None:
+                return origin
+        if instruction.name == _name_in(frame, before):
+            return None  # `before` itself, or a loop or branch that contains it
         result = _of(values, instruction.id)
         if not any(map(self.bad, result.values())):
             return None  # the bad value is a constant in the same region
@@ -156,9 +163,17 @@ class _Search:
 
 
 def _enter_loop(
-    search: _Search, frame: ComputationFrame, loop: XlaMessage, operands: Sequence[Values]
-) -> ComputationFrame | None:
-    """Return the first iteration that makes a bad value of a state that has none."""
+    search: _Search,
+    frame: ComputationFrame,
+    loop: XlaMessage,
+    operands: Sequence[Values],
+    before: InstructionPlace | None,
+) -> Iterator[ComputationFrame]:
+    """Yield the iterations that make a bad value of a state that has none, up to that of `before`.
+
+    The last is always the one that contains `before`, if any does: a bad value may be used up
+    within it.
+    """
     state = operands[0]
     body, condition = (
         frame_of(frame.sides, (called, called), [state]) for called in loop.called_computation_ids
@@ -167,29 +182,58 @@ def _enter_loop(
         condition = called_with(condition, (), [state])
         (goes_on,) = _result(search.session, condition).values()
         if not goes_on:
-            return None
+            return
         body = called_with(body, (*frame.names, f"{loop.name} iteration {number}"), [state])
+        if _contains(body, before):
+            yield body
+            return
         result = _result(search.session, body)
         if any(
-            search.bad(array) and not search.bad(before)
-            for array, before in zip(result.values(), state.values(), strict=True)
+            search.bad(array) and not search.bad(previous)
+            for array, previous in zip(result.values(), state.values(), strict=True)
         ):
-            return body
+            yield body
         state = {Value(0, value.path): array for value, array in result.items()}
-    return None
 
 
 def _enter_branch(
-    search: _Search, frame: ComputationFrame, conditional: XlaMessage, operands: Sequence[Values]
-) -> ComputationFrame | None:
+    search: _Search,
+    frame: ComputationFrame,
+    conditional: XlaMessage,
+    operands: Sequence[Values],
+    before: InstructionPlace | None,
+) -> Iterator[ComputationFrame]:
     number = branch_taken(conditional, operands[0])
     called = conditional.called_computation_ids[number]
     arguments = [operands[number + 1]]
     names = (*frame.names, f"{conditional.name} branch {number}")
-    return called_with(frame_of(frame.sides, (called, called), arguments), names, arguments)
+    yield called_with(frame_of(frame.sides, (called, called), arguments), names, arguments)
+
+
+def _enter_nothing(
+    search: _Search,
+    frame: ComputationFrame,
+    instruction: XlaMessage,
+    operands: Sequence[Values],
+    before: InstructionPlace | None,
+) -> Iterator[ComputationFrame]:
+    return iter(())
 
 
 _ENTER = {"while": _enter_loop, "conditional": _enter_branch}
+
+
+def _contains(frame: ComputationFrame, place: InstructionPlace | None) -> bool:
+    """Return whether a place is in a frame, or in a loop or branch inside it."""
+    return place is not None and place.frame[: len(frame.names)] == frame.names
+
+
+def _name_in(frame: ComputationFrame, place: InstructionPlace | None) -> str:
+    """Return the name of the frame's own instruction that is at a place, or contains it."""
+    if place is None or not _contains(frame, place):
+        return ""
+    deeper = place.frame[len(frame.names) :]
+    return deeper[0].partition(" ")[0] if deeper else place.name  # `while.3 iteration 4`
 
 
 def _result(session: Session, frame: ComputationFrame) -> Values:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -57,7 +57,8 @@ class LocalizeRequest:
     # The side to compare it with; None for float64 or, with another case, for the suspect's own
     # variant.
     reference: Variant | None = None
-    # What to search for; ``auto`` searches for NaN and Inf where nothing else differs.
+    # What to search for; ``auto`` searches for NaN and Inf where nothing else differs, or where no
+    # instruction is at fault for those of the suspect.
     find: SearchTarget = "auto"
     budget: float | None = None  # seconds; None for no limit
     timeout: float = 120.0  # seconds for one module
@@ -181,7 +182,7 @@ def _answer(
     if not differ:
         return _agreement(task, outputs)
     if task.compared.is_same:
-        return _between_variants(task, outputs, vary)
+        return _between_variants(task, outputs, find, vary)
     # Does the difference come from the programs, or from the way in which each is run?
     suspect, reference = task.sides
     crossed = outputs.reference
@@ -192,16 +193,21 @@ def _answer(
     sides = (dataclasses.replace(suspect, program=reference.program), reference)
     task = _task(task.session, sides, task.inputs)
     outputs = _run_whole(task)
-    return _between_variants(task, outputs, vary)
+    return _between_variants(task, outputs, find, vary)
 
 
 def _between_variants(
-    task: _Task, outputs: Pair, vary: Callable[[str], Side] | None
+    task: _Task, outputs: Pair, find: SearchTarget, vary: Callable[[str], Side] | None
 ) -> Localization:
     """Localize a difference between two ways to run one program."""
     session = task.session
     state = Search(session)
     finding = state.whole(task.frame, outputs)
+    if find == "auto" and finding.kind in _NO_FAULT and _only_suspect_is_nonfinite(task, outputs):
+        # A value that overflows its dtype is nobody's fault, but the NaN begins somewhere.
+        result = _localize_nonfinite(task, outputs)
+        if result.kind == "instruction":
+            return dataclasses.replace(result, notes=(_note_on_range(task),))
     effects: tuple[PassEffect, ...] = ()
     if state.healed is not None and finding.kind == "interaction" and vary is not None:
         effects = try_passes(session, state.healed, vary)
@@ -320,6 +326,26 @@ def _run_crossed(task: _Task) -> Values:
 
 def _is_nonfinite(outputs: Pair) -> bool:
     return not all(map(nonfinite.is_finite, outputs.suspect.values()))
+
+
+# Results that name no instruction that goes wrong on correct inputs.
+_NO_FAULT: Final = ("amplification", "candidates")
+
+
+def _only_suspect_is_nonfinite(task: _Task, outputs: Pair) -> bool:
+    return (
+        _is_nonfinite(outputs)
+        and all(map(nonfinite.is_finite, outputs.reference.values()))
+        and all(map(nonfinite.is_finite, task.inputs))
+    )
+
+
+def _note_on_range(task: _Task) -> str:
+    suspect, reference = task.sides
+    return (
+        f"the outputs of {reference.name} are finite, and no instruction is proven to go wrong on "
+        f"{suspect.name}: a value exceeds the range of its dtype, or rounding errors grow"
+    )
 
 
 def _localize_nonfinite(task: _Task, outputs: Pair) -> Localization:

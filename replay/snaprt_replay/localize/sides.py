@@ -87,10 +87,11 @@ class Pair:
 
     def clean(self) -> Values:
         """Return the reference's values in the program's own dtypes; both sides start from them."""
-        return {
-            value: array.astype(self.suspect[value].dtype, copy=False)
-            for value, array in self.reference.items()
-        }
+        with np.errstate(over="ignore"):  # what overflows there is infinite on both sides
+            return {
+                value: array.astype(self.suspect[value].dtype, copy=False)
+                for value, array in self.reference.items()
+            }
 
 
 def run_suspect(

@@ -132,7 +132,8 @@ def _whole(array: np.ndarray) -> np.ndarray:
     if not floatbits.is_float(array.dtype):
         return array
     with np.errstate(all="ignore"):
-        return np.round(array.astype(np.float64)).astype(array.dtype)
+        # Of an array without dimensions, NumPy's functions make a scalar, which is no array.
+        return np.asarray(np.round(array.astype(np.float64))).astype(array.dtype)
 
 
 # Simplest first.

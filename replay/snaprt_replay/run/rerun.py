@@ -157,6 +157,9 @@ def replay_case(
     if options:
         listed = ", ".join(f"{name}={value}" for name, value in options.items())
         warnings.append(f"replayed with the compiler options {listed}")
+    if "xla_disable_hlo_passes" in options:
+        # XLA lists its passes nowhere, so that a wrong name cannot be refused.
+        warnings.append("XLA ignores the names of passes that it does not have: check the spelling")
     warnings += [f"{name} is distributed over the devices differently" for name in spread_otherwise]
     agrees_with = _run_that_agrees(case, played)
     if agrees_with is not None:

@@ -322,13 +322,26 @@ def _to_stablehlo(module: bytes) -> bytes:
 
 
 def _compiled(job: ReplayJob, stablehlo: bytes) -> LoadedModule:
-    return compile_partitioned(
-        stablehlo,
-        devices=devices.find_devices(job.variant.device, job.devices),
-        partitioning=job.partitioning,
-        name=job.name,
-        compiler_options=dict(job.variant.options),
-    )
+    try:
+        return compile_partitioned(
+            stablehlo,
+            devices=devices.find_devices(job.variant.device, job.devices),
+            partitioning=job.partitioning,
+            name=job.name,
+            compiler_options=dict(job.variant.options),
+        )
+    except CompileError as error:
+        if _NO_SUCH_OPTION not in error.message:
+            raise
+        # No other program, variant or device would help.
+        raise CompileError(error.message, hint=_OTHER_OPTION) from error
+
+
+_NO_SUCH_OPTION: Final = "No such compile option"
+_OTHER_OPTION: Final = (
+    "this version of XLA has no option of that name: correct or omit it in --xla-flag, or in "
+    "xla-flags= of --a, --b or --reference"
+)
 
 
 def _prepared(module: LoadedModule, notes: tuple[str, ...] = ()) -> Prepared:

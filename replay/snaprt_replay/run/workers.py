@@ -347,12 +347,15 @@ _WHILE: Final[Mapping[str, tuple[FailureKind, str]]] = {
     "start": ("missing device", "during startup"),
 }
 
+_LONGER: Final = "allow it more time: --timeout SECONDS"
+
 
 def _how_it_ended(phase: str, status: int, logged: str, timeout: float | None) -> Failure:
     """Return the failure of a job whose process has ended."""
     kind, when = _WHILE[phase]
     if timeout is not None:
-        return Failure("timeout", f"{phase} timeout", f"no result within {timeout:g} s {when}")
+        message = f"no result within {timeout:g} s {when}"
+        return Failure("timeout", f"{phase} timeout", message, _LONGER)
     fatal = _FATAL.search(logged)
     loud = _LOUD.search(logged)
     how = f"status {status}" if status >= 0 else signal.Signals(-status).name
