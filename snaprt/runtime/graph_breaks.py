@@ -139,6 +139,14 @@ BREAKS: Final[Mapping[str, Break]] = {
         "a call of an executable from `jax.jit(f).lower(x).compile()`",
         "call the jax.jit function itself, which is recorded as one operation",
     ),
+    "ahead_of_time": Break(
+        "`jax.jit(f).lower(x)` or `.trace(x)`, or `jax.make_jaxpr(f)`, where f closes over x",
+        "trace it before the loop, or pass x as an argument",
+    ),
+    "convert_to_metaty": Break(
+        "`jax.jit(f).lower(x)` or `.trace(x)`, or `jax.make_jaxpr(f)(x)`",
+        "pass jax.ShapeDtypeStruct(x.shape, x.dtype) instead of x",
+    ),
     "x64": Break(
         "an array of a 64-bit type used while jax_enable_x64 is off",
         "convert it to a 32-bit type, or enable x64 where it is used",

@@ -36,7 +36,7 @@ from snaprt.runtime import repro, resting
 from snaprt.runtime.events import is_followed, run_followed
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
-from snaprt.snapshot.recorder.pending import hold_inputs
+from snaprt.snapshot.recorder.pending import about_to_donate, hold_inputs
 from snaprt.snapshot.recorder.plan import (
     Plan,
     check_plan,
@@ -369,6 +369,25 @@ class _Call(Sequence[Any]):
         return iter(self.inputs())
 
 
+def _without_taken(
+    flat: jaxapi.FlatCall, of_user: jaxapi.FlatCall, kept: Sequence[int]
+) -> jaxapi.FlatCall:
+    """Return a call on new arrays in the place of those that the user's call would delete.
+
+    The program is to find these gone, whatever runs in the place of its own.
+    """
+    taken = jaxapi.taken_arguments(of_user, kept)
+    if not taken:
+        return flat
+    args = list(flat.args)
+    arrays = [args[place] for place in taken]
+    plan = current_plan()
+    about_to_donate(map(jaxapi.data_of_keys, arrays), "device" if plan is None else plan.hold)
+    for place, array in zip(taken, jaxapi.moved(arrays), strict=True):
+        args[place] = array
+    return replace(flat, args=tuple(args))
+
+
 class _Watcher:
     """Makes the calls of jitted functions in the threads that are watched."""
 
@@ -609,7 +628,7 @@ class _Watcher:
                 withholds = may_withhold or withholds
         for adds_flag in (True, False) if is_watched else (False,):
             if not adds_flag and not withholds:
-                break
+                return None
             flat = call.flat()
             try:
                 if adds_flag:
@@ -619,12 +638,16 @@ class _Watcher:
                 executable = _recordable(flat)
                 if adds_flag and not executable.is_compiled:
                     executable.lowered.compile()  # JAX finds it; the user is not to see it fail
-                return _Call(executable, flat)
+                break
             except Exception as error:
                 raise_if_interrupted(error)
                 if adds_flag:
                     self._recorder.has_no_flag(call.executable, error)
-        return None
+        else:
+            return None
+        if withholds:
+            flat = _without_taken(flat, call.flat(), module.kept_arguments or ())
+        return _Call(executable, flat)
 
     def _run_changed(self, call: _Call) -> list[Any]:
         """Run a program in the place of the user's; return the results that are the user's."""

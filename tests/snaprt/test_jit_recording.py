@@ -182,6 +182,34 @@ def test_arguments_are_recorded_as_they_were_whatever_numpy_writes_to_their_memo
         assert np.unique(snapshot.array("batch")).tolist() == [1]
 
 
+@pytest.mark.parametrize("condition", ["all", "error", "nan", "slower=1h", "recheck"])
+def test_arguments_are_deleted_as_by_jax_whatever_is_watched(
+    dump: Path, caplog: pytest.LogCaptureFixture, condition: str
+) -> None:
+    def run(times: int) -> list[Any]:
+        @functools.partial(jax.jit, donate_argnums=(0, 1, 3, 4))
+        def step(a: Any, key: Any, b: Any, c: Any, unused: Any) -> Any:
+            return a + jax.random.normal(key) + b.sum(), key, c[:2]
+
+        args = [jnp.zeros(4), jax.random.key(0), jnp.ones(3), jnp.ones(7), jnp.ones(5)]
+        for _ in range(times):
+            results = step(*args)
+        assert isinstance(results[0], jax.Array)
+        return [
+            [array.is_deleted() for array in args],
+            [array.committed for array in results],
+            np.asarray(results[0]).tolist(),
+        ]
+
+    plainly = run(1)
+    assert any(plainly[0])
+    with snaprt.record(condition, dump):
+        assert run(1) == plainly
+        with pytest.raises((RuntimeError, ValueError), match="deleted"):
+            run(2)
+    assert "lost a snapshot" not in caplog.text
+
+
 def test_donated_arguments_are_deleted_as_without_and_recorded_as_they_were(dump: Path) -> None:
     step = jax.jit(lambda state, grad: state - grad, donate_argnums=0)
     state = x + 0
@@ -700,11 +728,16 @@ def test_a_function_that_no_condition_names_runs_the_program_that_it_has(dump: P
         return state + 1
 
     kept, taken = x + 0, x + 0
+    places = [array.unsafe_buffer_pointer() for array in (kept, taken)]
     with snaprt.record(when="nan, name=named", folder=dump):
-        jax.jit(named, donate_argnums=0)(kept)
-        jax.jit(other, donate_argnums=0)(taken)
-    assert not kept.is_deleted()  # what it is run with may have to be recorded
+        results = [
+            jax.jit(named, donate_argnums=0)(kept),
+            jax.jit(other, donate_argnums=0)(taken),
+        ]
+    assert kept.is_deleted()
     assert taken.is_deleted()
+    assert results[0].unsafe_buffer_pointer() != places[0]  # what was there may be recorded
+    assert results[1].unsafe_buffer_pointer() == places[1]
 
 
 def test_a_function_that_is_made_and_called_once_is_not_kept_alive(dump: Path) -> None:

@@ -302,3 +302,28 @@ def test_who_asks_whether_an_array_can_be_iterated_computes_nothing():
         snaprt.mark_step()
         assert snaprt.metrics.counter_value("xla::slice") == sliced
         assert [float(element) for element in x] == [0, 2, 4]
+
+
+def test_shapes_are_known_without_values():
+    def run():
+        x = jnp.arange(6.0) + 1
+        w = x * 2
+
+        def closes_over():
+            return jnp.outer(w, x)
+
+        shapes = [jax.eval_shape(jnp.sin, x), jax.eval_shape(closes_over)]
+        values = closes_over(), jax.jit(closes_over)()
+        return shapes, closes_over, values
+
+    with snaprt.lazy(fullgraph=True):
+        shapes, closes_over, values = run()
+        snaprt.mark_step()
+    assert [(shape.shape, shape.dtype) for shape in shapes] == [
+        ((6,), jnp.float32),
+        ((6, 6), jnp.float32),
+    ]
+    expected = np.outer(np.arange(1, 7) * 2, np.arange(1, 7))
+    compiled = jax.jit(closes_over).lower().compile()
+    for value in (*values, closes_over(), jax.jit(closes_over)(), compiled()):
+        np.testing.assert_array_equal(value, expected)

@@ -246,6 +246,9 @@ def test_a_program_in_which_no_condition_held_is_told_what_ran_instead(tmp_path:
 
     told = "nothing was recorded: no execution met name=trian; what ran was"
     assert f"{told} <lambda>, abs" in said("--when", "name=trian")
+    assert "nothing was recorded: no execution met slower=1h; error" in said(
+        "--when", "slower=1h; error"
+    )
     assert "nothing was recorded" not in said("--when", "name=abs, rank=1", RANK="0")
 
 

@@ -25,6 +25,7 @@ from snaprt.jaxapi.tracing.traces import (
     evaluating,
     once,
     read_as_constants,
+    staging,
     staging_for_constants,
 )
 
@@ -98,6 +99,8 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
                 make = ask(fun, info, args, kwargs)
                 if make is not None:
                     return make, _MADE_ELSEWHERE
+            return infer_jit(fun, info, args, kwargs)
+        if staging.only_shapes:
             return infer_jit(fun, info, args, kwargs)
         with staging_for_constants("ahead_of_time"):
             inferred = infer_jit(fun, info, args, kwargs)

@@ -93,7 +93,7 @@ def is_call_of_users_jit(primitive: Any, params: Mapping[str, Any]) -> bool:
 
 
 #: Operations that JAX jits when they are called eagerly, and that run functions of the user's.
-RUN_FUNCTIONS: Final = frozenset({"call_exported", "cond", "scan", "while"})
+RUN_FUNCTIONS = frozenset({"call_exported", "cond", "scan", "while"})
 
 
 def runs_at_once(primitive: Any, params: Mapping[str, Any]) -> bool:

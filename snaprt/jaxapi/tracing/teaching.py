@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import jax
 from jax._src import api as _api
@@ -40,6 +40,7 @@ from snaprt.jaxapi.tracing.traces import (
     read_as_constants,
     set_current_trace,
     staging_for_constants,
+    staging_for_shapes,
 )
 from snaprt.jaxapi.tracing.traces import staging as _staging
 
@@ -228,9 +229,10 @@ def _replace_in_lax(name: str, function: Callable[..., Any]) -> None:
 
 
 #: Functions whose arguments are arrays that exist, and modules that have them under that name.
+_DESCRIBES: Final = "convert_to_metaty"
 _OF_VALUES: Any = (
     ("make_array_from_single_device_arrays", (_array, jax)),
-    ("convert_to_metaty", (_pjit,)),  # describes the arguments of `jit(f).lower`
+    (_DESCRIBES, (_pjit,)),  # the arguments of `jit(f).lower`
 )
 
 #: Functions that trace others, whose closures may hold no tracers, and the modules that have them.
@@ -264,6 +266,8 @@ def teach_values(kind: Any, read: Read) -> None:
 
     for name, modules in _OF_VALUES:
         _replace(name, modules, _of_values(getattr(modules[0], name), name, value))
+    _replace(_DESCRIBES, (_pjit,), _describing(kind, _pjit.convert_to_metaty))
+    _replace("eval_shape", (_api, jax), _of_shapes(_api.eval_shape))
     callback = "make_array_from_callback"
     _replace(callback, (_array, jax), _of_callback(_array.make_array_from_callback, value))
     for name, module in _OF_CONSTANTS:
@@ -285,6 +289,25 @@ def _of_values(function: Callable[..., Any], name: str, value: Read) -> Callable
             return function(*args, **kwargs)
 
     return with_values
+
+
+def _describing(kind: type, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def describe(argument: Any) -> Any:
+        if _staging.only_shapes and type(argument) is kind:  # as JAX does with its tracers
+            return _pjit.create_meta_ty(argument.aval, None, None, True, False)
+        return function(argument)
+
+    return describe
+
+
+def _of_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def eval_shape(*args: Any, **kwargs: Any) -> Any:
+        with staging_for_shapes():
+            return function(*args, **kwargs)
+
+    return eval_shape
 
 
 def _of_callback(function: Callable[..., Any], value: Read) -> Callable[..., Any]:

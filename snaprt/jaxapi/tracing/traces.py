@@ -61,6 +61,7 @@ def once(teach: Callable[_P, None]) -> Callable[_P, None]:
 
 class _Staging(threading.local):
     for_constants = ""  # what traces
+    only_shapes = False  # whether what comes of it is shapes and dtypes alone
 
 
 #: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.tracing.teaching`.
@@ -79,6 +80,16 @@ def staging_for_constants(name: str) -> Iterator[None]:
         yield
     finally:
         staging.for_constants = outer
+
+
+@contextmanager
+def staging_for_shapes() -> Iterator[None]:
+    """Have what is traced inside take and close over no values, for nobody runs it."""
+    outer, staging.only_shapes = staging.only_shapes, True
+    try:
+        yield
+    finally:
+        staging.only_shapes = outer
 
 
 def current_trace() -> Any:

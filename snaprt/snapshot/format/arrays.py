@@ -228,12 +228,17 @@ def put(sink: Any, stored: np.ndarray, compression: str) -> str:
             sink.write(piece)
         return digest.hexdigest()
     frame = zstandard.ZstdCompressor(_EFFORT_LARGE if len(values) >= LARGE else _EFFORT)
-    with frame.stream_writer(sink, size=len(header) + len(values), closefd=False) as compressed:
-        compressed.write(header)
-        for piece in _pieces(values):
-            digest.update(piece)
-            shuffled = compression == "zstd-shuffled"
-            compressed.write(shuffle(piece, stored.itemsize) if shuffled else piece)
+    try:
+        with frame.stream_writer(sink, size=len(header) + len(values), closefd=False) as compressed:
+            compressed.write(header)
+            for piece in _pieces(values):
+                digest.update(piece)
+                shuffled = compression == "zstd-shuffled"
+                compressed.write(shuffle(piece, stored.itemsize) if shuffled else piece)
+    except zstandard.ZstdError as error:
+        if isinstance(error.__context__, OSError):  # not all could be written: of a full disk, say
+            raise error.__context__ from None
+        raise
     return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.host.identities import identity
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.content import to_host
 from snaprt.snapshot.recorder.conditions import Condition, Moment
@@ -132,6 +133,7 @@ class HeldExecution:
     def take_outputs(self, outputs: Sequence[Any], flag: Any) -> None:
         """Learn its outputs, which may be on their way, and its flag."""
         self.outputs, self.flag = _kept(outputs), flag
+        _holds(self, self.outputs)
         if flag is not None:
             self._last_to_come = flag
         else:
@@ -392,7 +394,45 @@ def _kept(arrays: Sequence[Any]) -> list[Any]:
 def remember(execution: HeldExecution) -> None:
     """Let the arrays of ``execution`` be copied if somebody donates them while it is alive."""
     execution.inputs = _kept(execution.inputs)
+    _holds(execution, execution.inputs)
     _alive.add(weakref.ref(execution, _alive.discard))
+
+
+class _Holders:
+    """Which executions hold an array; those that are gone are forgotten now and then.
+
+    Attributes:
+        by_array: The executions, by the identity of the array.
+        count: How many are noted for all arrays together.
+        most: With more, those that are gone are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.by_array: dict[int, list[weakref.ref[HeldExecution]]] = {}
+        self.count = 0
+        self.most = _FEW_HOLDERS
+        self.lock = threading.Lock()
+
+
+_FEW_HOLDERS: Final = 4096
+_holders = _Holders()
+
+
+def _holds(execution: HeldExecution, arrays: Sequence[Any]) -> None:
+    """Take note that an execution holds arrays."""
+    reference, holders = weakref.ref(execution), _holders
+    with holders.lock:
+        for array in arrays:
+            holders.by_array.setdefault(identity(array), []).append(reference)
+        holders.count += len(arrays)
+        if holders.count > holders.most:
+            holders.by_array = {
+                key: alive
+                for key, references in holders.by_array.items()
+                if (alive := [held for held in references if held() is not None])
+            }
+            holders.count = sum(map(len, holders.by_array.values()))
+            holders.most = 2 * holders.count + _FEW_HOLDERS
 
 
 def is_anything_held() -> bool:
@@ -400,22 +440,25 @@ def is_anything_held() -> bool:
     return bool(_alive) or any(_trails)
 
 
-def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
+def about_to_donate(arrays: Iterable[Any], hold: Hold) -> None:
     """Copy, where they are held, arrays whose memory the next execution takes."""
     if not is_anything_held():
         return
-    going = {id(array) for array in arrays}
     copies: dict[int, Any] = {}
     with contextlib.ExitStack() as stack:
         held = [places for trail in _trails for places in stack.enter_context(trail.still())]
-        for execution in filter(None, [reference() for reference in list(_alive)]):
-            held += execution.inputs, execution.outputs or []
+        going = set(map(identity, arrays))
+        by_array = _holders.by_array
+        for execution in {holder() for number in going for holder in by_array.get(number, ())}:
+            if execution is not None:
+                held += execution.inputs, execution.outputs or []
         for places in held:
             for place, array in enumerate(places):
-                if id(array) in going:
-                    if id(array) not in copies:
-                        copies[id(array)] = copy(array, hold)
-                    places[place] = copies[id(array)]
+                number = identity(array)
+                if number in going:
+                    if number not in copies:
+                        copies[number] = copy(array, hold)
+                    places[place] = copies[number]
 
 
 def about_to_delete(array: Any) -> None:

@@ -345,7 +345,8 @@ class Recorder:
                 return None
             return self._begin(plan, hopes.conditions, count, step, executable, inputs, history)
         except Exception as error:
-            self.writer.complain(error)
+            if not any(isinstance(a, jax.Array) and a.is_deleted() for a in inputs):
+                self.writer.complain(error)  # else the program is about to fail, in JAX's words
             return None
 
     def hold(self, known: LeftToTheEnd, inputs: list[jax.Array]) -> HeldExecution | None:
@@ -697,9 +698,13 @@ class Recorder:
         A misspelt name would explain the latter. Of several processes, those of other ranks are to
         record nothing.
         """
-        texts = [condition.text for condition in plan.conditions]
-        is_plain = texts and not plan.triggers and not any("rank" in text for text in texts)
-        if is_plain and not self._has_met and records_all():
+        texts = [
+            condition.text
+            for condition in plan.conditions
+            if condition.trigger is None or not condition.trigger.wants_flag  # else see below
+        ]
+        has_met = self._has_met or metrics.counter_value("SnapshotsWritten")
+        if texts and not any("rank" in text for text in texts) and not has_met and records_all():
             _log.warning(
                 "nothing was recorded: no execution met %s; what ran was %s",
                 "; ".join(texts),
