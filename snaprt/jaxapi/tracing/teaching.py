@@ -291,7 +291,7 @@ def _of_values(function: Callable[..., Any], name: str, value: Read) -> Callable
     return with_values
 
 
-def _describing(kind: type, function: Callable[..., Any]) -> Callable[..., Any]:
+def _describing(kind: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def describe(argument: Any) -> Any:
         if _staging.only_shapes and type(argument) is kind:  # as JAX does with its tracers
