@@ -14,6 +14,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 from jax._src import array as _array
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import pjit as _pjit
 from jax._src import tree_util as _tree_util
@@ -190,24 +191,27 @@ def without_donation(call: FlatCall) -> FlatCall:
 def taken_arguments(call: FlatCall, kept: Collection[int]) -> list[int]:
     """Return the numbers of the arguments that a call deletes, for its results take their memory.
 
-    Those on one device, of which JAX says so when it lowers the program.
+    Those of which JAX says so when it lowers a program for one device. None while JAX looks for NaN
+    or infinities, which it would do in arrays that are `moved` as well.
 
     Source: ``_set_up_aliases`` of jax/_src/interpreters/mlir.py.
 
     Args:
-        call: The call.
+        call: The call, on one device.
         kept: The numbers of the arguments that go into the program.
     """
-    jaxpr = call.params["jaxpr"]
-    free = Counter((aval.shape, aval.dtype) for aval in jaxpr.out_avals if hasattr(aval, "dtype"))
+    if _config.debug_nans.value or _config.debug_infs.value:
+        return []
+    donated = call.params["donated_invars"]
+    results = call.params["jaxpr"].out_avals
+    free = Counter((aval.shape, aval.dtype) for aval in results if hasattr(aval, "dtype"))
     taken = []
-    for place, (array, is_donated) in enumerate(
-        zip(call.args, call.params["donated_invars"], strict=True)
-    ):
-        if is_donated and place in kept and isinstance(array, jax.Array):
+    for place in kept:
+        array = call.args[place]
+        if donated[place] and isinstance(array, jax.Array):
             key = array.shape, array.dtype
             free[key] -= 1
-            if free[key] >= 0 and len(array.sharding.device_set) == 1:
+            if free[key] >= 0:
                 taken.append(place)
     return taken
 
