@@ -370,7 +370,7 @@ class _Call(Sequence[Any]):
 
 
 def _without_taken(
-    flat: jaxapi.FlatCall, of_user: jaxapi.FlatCall, kept: Sequence[int]
+    flat: jaxapi.FlatCall, of_user: jaxapi.FlatCall, kept: Sequence[int], plan: Plan | None
 ) -> jaxapi.FlatCall:
     """Return a call on new arrays in the place of those that the user's call would delete.
 
@@ -381,7 +381,6 @@ def _without_taken(
         return flat
     args = list(flat.args)
     arrays = [args[place] for place in taken]
-    plan = current_plan()
     about_to_donate(map(jaxapi.data_of_keys, arrays), "device" if plan is None else plan.hold)
     for place, array in zip(taken, jaxapi.moved(arrays), strict=True):
         args[place] = array
@@ -646,7 +645,7 @@ class _Watcher:
         else:
             return None
         if withholds:
-            flat = _without_taken(flat, call.flat(), module.kept_arguments or ())
+            flat = _without_taken(flat, call.flat(), module.kept_arguments or (), plan)
         return _Call(executable, flat)
 
     def _run_changed(self, call: _Call) -> list[Any]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
-from typing import Any, Final
+from typing import Any
 
 import jax
 from jax._src import api as _api
@@ -229,10 +229,9 @@ def _replace_in_lax(name: str, function: Callable[..., Any]) -> None:
 
 
 #: Functions whose arguments are arrays that exist, and modules that have them under that name.
-_DESCRIBES: Final = "convert_to_metaty"
 _OF_VALUES: Any = (
     ("make_array_from_single_device_arrays", (_array, jax)),
-    (_DESCRIBES, (_pjit,)),  # the arguments of `jit(f).lower`
+    ("convert_to_metaty", (_pjit,)),  # describes the arguments of `jit(f).lower`
 )
 
 #: Functions that trace others, whose closures may hold no tracers, and the modules that have them.
@@ -266,8 +265,8 @@ def teach_values(kind: Any, read: Read) -> None:
 
     for name, modules in _OF_VALUES:
         _replace(name, modules, _of_values(getattr(modules[0], name), name, value))
-    _replace(_DESCRIBES, (_pjit,), _describing(kind, _pjit.convert_to_metaty))
-    _replace("eval_shape", (_api, jax), _of_shapes(_api.eval_shape))
+    _replace("convert_to_metaty", (_pjit,), _describing(kind, _pjit.convert_to_metaty))
+    _replace("eval_shape", (_api, jax), staging_for_shapes()(_api.eval_shape))
     callback = "make_array_from_callback"
     _replace(callback, (_array, jax), _of_callback(_array.make_array_from_callback, value))
     for name, module in _OF_CONSTANTS:
@@ -299,15 +298,6 @@ def _describing(kind: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         return function(argument)
 
     return describe
-
-
-def _of_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def eval_shape(*args: Any, **kwargs: Any) -> Any:
-        with staging_for_shapes():
-            return function(*args, **kwargs)
-
-    return eval_shape
 
 
 def _of_callback(function: Callable[..., Any], value: Read) -> Callable[..., Any]:
