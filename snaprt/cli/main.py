@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return output.EXIT_INTERRUPTED
     except Exception as error:
-        _explain(error)
+        _explain(error, sys.argv[1:] if arguments is None else arguments)
         _drop_if_full(sys.stdout)  # which has just been told
         return output.EXIT_FAILURE
     finally:
@@ -280,18 +280,19 @@ def _after_abort(aborted: click.Abort) -> int:
     return output.EXIT_FAILURE
 
 
-def _explain(error: Exception) -> None:
+def _explain(error: Exception, arguments: Sequence[str]) -> None:
+    no_hint = f"See `snaprt help{_command_in(arguments)}`."
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else "snaprt"
         output.error(_sentence(error.format_message()), f"See `{path} --help` for usage.")
     elif isinstance(error, click.ClickException):
         output.error(_sentence(error.format_message()))
     elif isinstance(error, SnaprtError | CacheError):
-        output.error(error.message, error.hint or _NO_HINT)
+        output.error(error.message, error.hint or no_hint)
     elif isinstance(error, OSError | MemoryError):
         # The system refused. Where our code should have seen it coming, the log has the traceback.
         logging.getLogger("snaprt.cli").debug("the command failed", exc_info=error)
-        output.error(*_refusal(error))
+        output.error(*_refusal(error, no_hint))
     else:
         traceback.print_exception(error)
         output.error(
@@ -300,7 +301,17 @@ def _explain(error: Exception) -> None:
         )
 
 
-_NO_HINT: Final = "See `snaprt help COMMAND`."
+def _command_in(arguments: Sequence[str]) -> str:
+    """Return the command that the user called, after a space; empty where there is none."""
+    table: Mapping[str, object] = COMMANDS
+    words = ""
+    for word in arguments:
+        if word in table:
+            words += f" {word}"
+            table = CACHE_COMMANDS if word == "cache" else {}
+    return words
+
+
 _HINTS: Final[Mapping[int, str]] = {
     errno.EROFS: "Use a directory that can be written to.",
     errno.ENAMETOOLONG: "Use a shorter file name.",
@@ -311,7 +322,7 @@ _HINTS: Final[Mapping[int, str]] = {
 }
 
 
-def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
+def _refusal(error: OSError | MemoryError, no_hint: str) -> tuple[str, str]:
     """Return what to say, and what to do, where the system refused what was asked of it."""
     if isinstance(error, MemoryError):
         return "out of memory", "Close other programs, or use a smaller file or fewer at a time."
@@ -322,7 +333,7 @@ def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in REMEDIES:
         return f"{reason}{where}", remedy_sentence(error, "use another directory")
-    return f"{reason}{where}", _HINTS.get(error.errno or 0, _NO_HINT)
+    return f"{reason}{where}", _HINTS.get(error.errno or 0, no_hint)
 
 
 def _sentence(message: str) -> str:

@@ -97,6 +97,18 @@ def test_a_profile_that_cannot_be_written_is_an_error_with_a_hint(
     assert "not UTF-8\n\nhint: name another folder" in err
 
 
+def test_a_time_limit_holds_for_a_single_file(snaprt: Run, recorded: Path) -> None:
+    status, _, err = snaprt("replay", recorded, "--timeout", "0.001")
+    assert status == 2
+    assert "timeout: no result within 0.001 s" in err
+    status, out, _ = snaprt("replay", recorded, "--timeout", "300")
+    assert status == 0
+    assert "in a separate process" in out
+    status, _, err = snaprt("replay", recorded, "--timeout", "300", "--no-isolate")
+    assert status == 2
+    assert "--timeout cannot be combined with --no-isolate" in err
+
+
 @pytest.mark.parametrize("isolated", ["--isolate", "--no-isolate"])
 def test_a_bare_module_runs_on_random_inputs_and_shows_statistics(
     isolated: str, snaprt: Run, modules: Mapping[str, Path]

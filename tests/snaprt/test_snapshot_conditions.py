@@ -126,7 +126,12 @@ def test_triggers_devices_and_roles_are_told_apart_from_tests() -> None:
         ("slower=fast", "cannot be understood", "50ms"),
         ("record=all", "cannot be understood", "inputs|outputs"),
         ("step=1, step=2", "step stands there twice", "repeat --when"),
-        ("nan, error", "nan and error cannot hold together", "--when nan --when"),
+        ("nan, error", "nan and error cannot hold together", "--when nan --when error"),
+        (
+            "slower=50ms, name=a, nan",
+            "slower and nan cannot hold together",
+            "--when 'slower=50ms, name=a' --when 'name=a, nan'",
+        ),
         ("name=a,", "there is no word ''", "The words are"),
     ],
 )

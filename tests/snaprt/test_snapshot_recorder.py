@@ -278,10 +278,29 @@ def test_what_cannot_be_written_is_logged_once_for_each_cause_and_counted(
         gone.delete()
         recorder.before(executable, [gone])
         assert recorder.flush(30)
-    assert len(caplog.records) == 2
-    assert str(tmp_path / "file" / "dump") in caplog.records[0].getMessage()
-    assert "Array has been deleted" in caplog.records[1].getMessage()
+        recorder.writer.sum_up()
+    unwritable, deleted, sum_of_all = (record.getMessage() for record in caplog.records)
+    assert str(tmp_path / "file" / "dump") in unwritable
+    assert "Array has been deleted" in deleted
     assert metrics.counter_value("SnapshotWriteError") == 5
+    assert sum_of_all.startswith("5 snapshots were lost")
+
+
+def test_a_device_that_no_program_runs_on_is_said_once(
+    folder: Path,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD", "execution=1-, device=99")
+    x = jnp.ones(3)
+    executable = compiled(double, x)
+    for _ in range(3):
+        run(executable, [x], recorder)
+    assert recorder.flush(30)
+    (record,) = caplog.records
+    assert "nothing of train_step is recorded for 'execution=1-, device=99'" in record.getMessage()
+    assert names(folder) == []
 
 
 def test_donated_inputs_are_copied_before_they_are_gone(folder: Path, recorder: Recorder) -> None:

@@ -52,8 +52,8 @@ def _compiler_options(
     "--timeout",
     type=output.LIMIT_OVER_0,
     metavar="SECONDS",
-    help="Time limit for a run in a separate process.  [default: 120; none for a single FILE "
-    "without -j, --a, --b or --reference]",
+    help="Time limit for a run, which is then in a separate process.  [default: 120; none for a "
+    "single FILE without -j, --a, --b or --reference]",
 )
 @click.option("--rtol", type=float, help="Allowed relative error.")
 @click.option("--atol", type=float, help="Allowed absolute error.")
@@ -208,7 +208,13 @@ def command(
     )
     if disabled_passes:
         compiler_options = {**compiler_options, "xla_disable_hlo_passes": ",".join(disabled_passes)}
-    if processes is not None or address is not None or (is_batch and isolated is None):
+    if isolated is False and timeout is not None:
+        raise UsageError(
+            "--timeout cannot be combined with --no-isolate",
+            hint="only a run in a separate process can be stopped",
+        )
+    is_limited = is_batch or timeout is not None
+    if processes is not None or address is not None or (is_limited and isolated is None):
         isolated = True
     if timeout is None and (is_batch or judges or compile_only):
         timeout = _SECONDS

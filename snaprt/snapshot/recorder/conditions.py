@@ -12,6 +12,7 @@ import difflib
 import functools
 import math
 import re
+import shlex
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -396,7 +397,7 @@ def _condition(text: str) -> Condition:
     triggers = [trigger for trigger in TRIGGERS if trigger.name in values]
     if len(triggers) > 1:
         both = " and ".join(trigger.name for trigger in triggers)
-        raise _wrong(text, f"{both} cannot hold together", f"--when {triggers[0].name} --when ...")
+        raise _wrong(text, f"{both} cannot hold together", _alternatives(text, triggers))
     pairs = [(word, values[word.name]) for word in WORDS if word.name in values]
     execution, step = values.get("execution"), values.get("step")
     return Condition(
@@ -414,6 +415,18 @@ def _condition(text: str) -> Condition:
         every=values.get("every", 1),
         first=values.get("first"),
     )
+
+
+def _alternatives(text: str, triggers: Sequence[Trigger]) -> str:
+    """Return a condition with several triggers as several, each with one of them."""
+    parts = {part.partition("=")[0].strip(): part.strip() for part in _split(text, ",")}
+    names = {trigger.name for trigger in triggers}
+    alternatives = [
+        [part for word, part in parts.items() if word == name or word not in names]
+        for name in parts
+        if name in names
+    ]
+    return " ".join(f"--when {shlex.quote(', '.join(words))}" for words in alternatives)
 
 
 def _may_stand_alone(word: Word | Trigger) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from snaprt import jaxapi, metrics, settings
+from snaprt import jaxapi, metrics, settings, units
 from snaprt.host.whole_files import remove_leftovers, ring_name
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import arrays, schema
@@ -136,6 +136,7 @@ class Filing:
         self._nbytes: dict[tuple[int, schema.Role], int] = {}  # by the executable's number
         # By the executable's number, the role and the device's: what files must have in common.
         self._forms: dict[tuple[int, schema.Role, int], tuple[Any, Form]] = {}
+        self._without_device: set[tuple[str, int]] = set()  # conditions, of so many devices
 
     def nbytes(self, execution: HeldExecution, role: schema.Role) -> int:
         """Return how many bytes of one role lie on each device: those of each execution of it.
@@ -167,7 +168,28 @@ class Filing:
             for index, _, words in execution.devices
             for role in _roles(index, words, conditions)
         ]
+        if not files:
+            self._say_if_no_device(execution, conditions)
         return self.budget.admits(len(files), sum(files), execution.plan.folder)
+
+    def _say_if_no_device(self, execution: HeldExecution, conditions: Sequence[Condition]) -> None:
+        """Say once of conditions that they name no device on which such an execution runs."""
+        texts = "; ".join(condition.text for condition in conditions)
+        name, count = execution.executable.name, len(execution.devices)
+        is_elsewhere = not any(
+            condition.devices is None or index in condition.devices
+            for condition in conditions
+            for index, _, _ in execution.devices
+        )
+        if is_elsewhere and (texts, count) not in self._without_device:
+            self._without_device.add((texts, count))
+            _log.warning(
+                "nothing of %s is recorded for %r: it runs on %s of this process, numbered from 0"
+                "\nThis is said once.",
+                name,
+                texts,
+                units.counted(count, "device"),
+            )
 
     def queue(
         self,

@@ -668,6 +668,7 @@ class Recorder:
         self._watch.close()
         self._outcomes.sharing.finish(has_failed=self._has_failed)
         self.writer.flush()
+        self.writer.sum_up()
         self._ring.close()
         if self._plan is not None:
             self._sum_up(self._plan)

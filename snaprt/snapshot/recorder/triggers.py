@@ -61,7 +61,8 @@ def _where(text: str) -> str:
 TRIGGERS: Final = (
     Trigger(
         "slower",
-        "Executions that take longer than this; their inputs are held until that is known.",
+        "Executions that take longer than this; their inputs are held until that is known. A call "
+        "that compiles the program is not timed.",
         lambda seconds, execution, error, took: error is None and took > 1e9 * seconds,
         allowed="a time, such as 50ms or 2s; without a unit it is seconds",
         parse=units.parse_duration,

@@ -172,6 +172,12 @@ class SnapshotWriter:
                 seconds,
             )
 
+    def sum_up(self) -> None:
+        """Say how many snapshots were lost, where more were than `complain` has shown."""
+        lost = int(metrics.counter_value("SnapshotWriteError") or 0)
+        if lost > len(self._logged):
+            _log.error("%d snapshots were lost in all (SnapshotWriteError)", lost)
+
     def complain(self, error: Exception, what: str = "") -> None:
         """Count a snapshot that could not be made; log it if it is the first for its cause."""
         raise_if_interrupted(error)
