@@ -23,7 +23,7 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.arrays import DTYPE_NAMES, true_dtype
 from snaprt.snapshot.format.places import is_snapshot
 from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
-from snaprt.snapshot.format.repeated import Form
+from snaprt.snapshot.format.repeated import Encoded, EncodedArrays, Form
 from snaprt.snapshot.format.write import write_file, write_snapshot
 
 DEVICE = schema.DeviceRecord("cpu", "cpu", 0, 0)
@@ -197,6 +197,7 @@ def arrays_of(seed: int) -> dict[str, np.ndarray]:
 
 
 def test_a_file_of_a_form_has_the_bytes_of_one_that_is_written_by_itself(tmp_path: Path) -> None:
+    lately = EncodedArrays()
     form = write_file(tmp_path / "first.inputs.snap", contents(arrays_of(0)), None).form
     assert form is not None
     for seed, when in ((1, 1_795_265_971.0), (2, 12345678.123), (3, -1.5)):
@@ -207,8 +208,38 @@ def test_a_file_of_a_form_has_the_bytes_of_one_that_is_written_by_itself(tmp_pat
         execution = dataclasses.replace(EXECUTION, execution_count=count, step=seed - 2, time=when)
         write_file(alone, dataclasses.replace(itself, execution=execution), None)
         assert form.file_name(count) == schema.file_name(execution)
-        parts = form.parts(count, seed - 2, when, list(arrays.values()))
-        assert b"".join(parts) == alone.read_bytes()
+        sources = list(arrays.values())
+        for _ in range(2):  # encoded, then known
+            parts = form.parts(count, seed - 2, when, sources, sources.__getitem__, lately)
+            assert b"".join(parts) == alone.read_bytes()
+
+
+class _Source:
+    """What can be referred to weakly."""
+
+
+def test_an_array_is_encoded_again_once_it_is_another_or_was_not_asked_for_lately() -> None:
+    lately, made = EncodedArrays(), []
+
+    def of(source: object, compression: str = "zstd", length: int = 1 << 20) -> Encoded:
+        def encode() -> Encoded:
+            made.append(Encoded(bytes(length), len(made), ""))
+            return made[-1]
+
+        return lately.get(source, compression, encode)
+
+    weights = _Source()
+    first = of(weights)
+    assert of(weights, "none") is not first
+    results = [_Source() for _ in range(100)]
+    for result in results:
+        of(result)
+        assert of(weights) is first  # asked for all the time
+    assert len(made) == 102
+    of(results[0])
+    assert len(made) == 103  # let go: so many are not kept
+    for number in range(100):  # many of them with the identity of one before
+        assert of(_Source()).checksum == 103 + number
 
 
 def test_what_is_kept_in_a_store_or_made_anew_has_no_form() -> None:

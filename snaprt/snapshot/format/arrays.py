@@ -121,6 +121,7 @@ BLOCK_BYTES = 1 << 20
 PIECE = 8 << 20
 """Bytes: large enough for the disk, small enough to stay in the processor's cache."""
 assert PIECE % BLOCK_BYTES == 0  # a piece is shuffled as if all were
+_AT_ONCE = 1 << 20  # bytes: below, a stream takes zstd longer than a second copy
 SMALL = 4 << 10
 """Bytes: below, compression saves nothing and ordinary tools have it easier."""
 LARGE = 64 << 20
@@ -228,6 +229,10 @@ def put(sink: Any, stored: np.ndarray, compression: str) -> str:
             sink.write(piece)
         return digest.hexdigest()
     frame = zstandard.ZstdCompressor(_EFFORT_LARGE if len(values) >= LARGE else _EFFORT)
+    if compression == "zstd" and len(values) < _AT_ONCE:
+        digest.update(values)
+        sink.write(frame.compress(b"".join((header, values))))
+        return digest.hexdigest()
     try:
         with frame.stream_writer(sink, size=len(header) + len(values), closefd=False) as compressed:
             compressed.write(header)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import io
 import secrets
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import blake3
+import numpy as np
 
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.small_zip import SmallZip, checksum, shown_time
@@ -23,6 +25,53 @@ _MOST_USES: Final = 64
 
 _NUMBERS: Final = ("execution_count", "step", "time")
 """What differs of an execution, in the order in which the manifest has it."""
+
+
+_ENCODED_BYTES: Final = 16 << 20
+"""Of compressed arrays: when as much is kept, what was not asked for since half of it is let go."""
+_ENTRY_BYTES: Final = 500  # about what is kept of an array beside that
+
+
+class Encoded(NamedTuple):
+    """An array as a member of a zip."""
+
+    content: bytes  # empty where it is not compressed: then the array's own bytes are taken
+    checksum: int  # of the content, the header of the ``.npy`` included
+    digest: str  # BLAKE3 of the elements, in hex
+
+
+class EncodedArrays:
+    """What the arrays that were written lately became, for those that are written again.
+
+    Weights go into one execution after the other, and what a training step returns goes into the
+    next. Uncompressed bytes are not kept: they are the array's own, which may be donated.
+    """
+
+    def __init__(self) -> None:
+        self._recent: dict[tuple[int, str], tuple[weakref.ref[object], Encoded]] = {}
+        self._older: dict[tuple[int, str], tuple[weakref.ref[object], Encoded]] = {}
+        self._bytes = 0  # of the recent ones
+
+    def get(self, source: object, compression: str, encode: Callable[[], Encoded]) -> Encoded:
+        """Return an array as a member.
+
+        Args:
+            source: An object that never changes and stands for the array's values.
+            compression: One of ``schema.PLAIN_COMPRESSIONS``.
+            encode: Called where the array was not written lately.
+        """
+        key = id(source), compression
+        known = self._recent.get(key)
+        if known is not None and known[0]() is source:
+            return known[1]
+        known = self._older.get(key)
+        if known is None or known[0]() is not source:
+            known = weakref.ref(source), encode()
+        self._recent[key] = known
+        self._bytes += len(known[1].content) + _ENTRY_BYTES
+        if self._bytes > _ENCODED_BYTES // 2:
+            self._older, self._recent, self._bytes = self._recent, {}, 0
+        return known[1]
 
 
 class _Fixed(NamedTuple):
@@ -69,32 +118,43 @@ class Form:
         before, after = self._fixed.name
         return f"{before}{execution:06d}{after}"
 
-    def parts(self, execution: int, step: int, when: float, values: Sequence[Any]) -> Sequence[Any]:
+    def parts(
+        self,
+        execution: int,
+        step: int,
+        when: float,
+        sources: Sequence[object],
+        fetch: Callable[[int], np.ndarray],
+        lately: EncodedArrays,
+    ) -> Sequence[Any]:
         """Return a file in parts.
 
         Args:
             execution: Its number.
             step: How many steps came before.
             when: Seconds since 1970 when it began.
-            values: Of the arrays, which have the shapes and dtypes of the first file's.
+            sources: Of the arrays, which have the shapes and dtypes of the first file's: objects
+                that never change.
+            fetch: Returns the values of one, by its number.
+            lately: What other arrays became, and these from now on.
         """
         archive = self._beginning(when)
         differing = [str(execution), str(step), repr(when)]
-        for array, (header, header_sum), value in zip(
-            self._manifest.arrays, self._fixed.headers, values, strict=True
+        for number, (array, source, (header, header_sum)) in enumerate(
+            zip(self._manifest.arrays, sources, self._fixed.headers, strict=True)
         ):
-            stored = arrays.to_storage(value)
             if array.compression == "none":
-                content = arrays.bytes_of(stored)
-                digest = blake3.blake3(content).hexdigest()
-                sum_ = checksum(content, after=header_sum)
-                archive.add(array.member, header, content, known_checksum=sum_)
+                values = arrays.bytes_of(arrays.to_storage(fetch(number)))
+                check = functools.partial(_checked, values, header_sum)
+                is_small = array.raw_bytes < arrays.SMALL  # and checked faster than looked up
+                encoded = check() if is_small else lately.get(source, "none", check)
+                archive.add(array.member, header, values, known_checksum=encoded.checksum)
             else:
-                sink = io.BytesIO()
-                digest = arrays.put(sink, stored, array.compression)
-                archive.add(array.member, sink.getvalue())
-                differing.append(str(sink.tell()))
-            differing.append(digest)
+                compress = functools.partial(_compressed, fetch, number, array.compression)
+                encoded = lately.get(source, array.compression, compress)
+                archive.add(array.member, encoded.content, known_checksum=encoded.checksum)
+                differing.append(str(len(encoded.content)))
+            differing.append(encoded.digest)
         texts = list(self._fixed.texts)
         texts[1::2] = "\n".join(differing).encode().split()
         text = b"".join(texts)
@@ -140,6 +200,17 @@ class Form:
             (*texts, rest),
             tuple([(header, checksum(header)) for header in headers]),
         )
+
+
+def _checked(values: memoryview, header_sum: int) -> Encoded:
+    return Encoded(b"", checksum(values, after=header_sum), blake3.blake3(values).hexdigest())
+
+
+def _compressed(fetch: Callable[[int], np.ndarray], number: int, compression: str) -> Encoded:
+    sink = io.BytesIO()
+    digest = arrays.put(sink, arrays.to_storage(fetch(number)), compression)
+    content = sink.getvalue()
+    return Encoded(content, checksum(content), digest)
 
 
 def _unheard_of() -> int:

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -254,11 +254,16 @@ def contents(
                 raise
 
 
-def values(execution: HeldExecution, role: schema.Role) -> list[np.ndarray]:
-    """Return the values of the arrays of one role, which have a `likeness`."""
+def sources(
+    execution: HeldExecution, role: schema.Role
+) -> tuple[Sequence[Any], Callable[[int], np.ndarray]]:
+    """Return the arrays of one role, which have a `likeness`, and what returns the values of one.
+
+    It is given the array's number.
+    """
     places = execution.inputs if role == "inputs" else execution.outputs
     assert places is not None
-    return [read_again(_of_one_device, places, place) for place in range(len(places))]
+    return list(places), functools.partial(read_again, _of_one_device, places)
 
 
 def _of_one_device(array: jax.Array) -> np.ndarray:

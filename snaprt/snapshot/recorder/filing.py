@@ -23,10 +23,10 @@ from snaprt import jaxapi, metrics, settings, units
 from snaprt.host.whole_files import remove_leftovers, ring_name
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import arrays, schema
-from snaprt.snapshot.format.repeated import Form
+from snaprt.snapshot.format.repeated import EncodedArrays, Form
 from snaprt.snapshot.format.store import store_for
 from snaprt.snapshot.recorder.conditions import Condition
-from snaprt.snapshot.recorder.describe import Cause, contents, describe, likeness, values
+from snaprt.snapshot.recorder.describe import Cause, contents, describe, likeness, sources
 from snaprt.snapshot.recorder.pending import HeldExecution, bytes_held, bytes_on_a_device
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
@@ -136,6 +136,7 @@ class Filing:
         self._nbytes: dict[tuple[int, schema.Role], int] = {}  # by the executable's number
         # By the executable's number, the role and the device's: what files must have in common.
         self._forms: dict[tuple[int, schema.Role, int], tuple[Any, Form]] = {}
+        self._encoded = EncodedArrays()
         self._without_device: set[tuple[str, int]] = set()  # conditions, of so many devices
 
     def nbytes(self, execution: HeldExecution, role: schema.Role) -> int:
@@ -245,7 +246,11 @@ class Filing:
                 folder,
                 name,
                 lambda: form.parts(
-                    moment.execution, moment.step, execution.time, values(execution, role)
+                    moment.execution,
+                    moment.step,
+                    execution.time,
+                    *sources(execution, role),
+                    self._encoded,
                 ),
             )
             return name if is_written else None
