@@ -17,6 +17,7 @@ import numpy as np
 from blake3 import blake3
 
 from snaprt import jaxapi
+from snaprt.host.identities import identity
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -129,7 +130,9 @@ def operation(primitive: Any, params: dict[str, Any], context: Any) -> Operation
 
 
 def _identities(parameter: Any) -> Any:
-    return tuple(map(id, parameter)) if type(parameter) is tuple else id(parameter)
+    if type(parameter) is tuple:
+        return tuple(map(identity, parameter))
+    return identity(parameter)
 
 
 # By primitive, the parameters that say how to transform an operation, and nothing of what it

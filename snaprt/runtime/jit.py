@@ -30,6 +30,7 @@ from snaprt.compile.lower import FLAG_NAME, flag_of
 from snaprt.compile.module import run_elsewhere
 from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.host.identities import identity
 from snaprt.host.interruptions import raise_if_interrupted
 from snaprt.host.whole_files import named_path
 from snaprt.runtime import repro, resting
@@ -46,7 +47,7 @@ from snaprt.snapshot.recorder.plan import (
 )
 from snaprt.snapshot.recorder.progress import find_smallest, is_watched_closely
 from snaprt.snapshot.recorder.ranks.sharing import tell_plan
-from snaprt.snapshot.recorder.record import LeftToTheEnd, Recorder, Resting, process_recorder
+from snaprt.snapshot.recorder.record import Recorder, Resting, SameEachTime, process_recorder
 
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256
@@ -264,7 +265,7 @@ class _Function:
             raise_if_interrupted(error)
             return None, ()
 
-    def trail(self, trailing: LeftToTheEnd, args: Any, kwargs: Any, results: Any) -> None:
+    def trail(self, trailing: SameEachTime, args: Any, kwargs: Any, results: Any) -> None:
         """Hand a call that JAX has made to the recorder, which counts it."""
         assert self.rests is not None
         try:
@@ -403,17 +404,17 @@ class _Watcher:
 
     def leaves_call(self, info: Any, args: Any, kwargs: Any) -> bool:
         """Return whether nothing is wanted of a call, nor of the next ones like it."""
-        function = self._functions.get(id(info))
+        function = self._functions.get(identity(info))
         if function is None or function.resting is None:
             return False
         entry = function.kinds.get(function.kind_of(args, kwargs)[0])
         if entry is None or entry.executable is not function.rests:
             return False
-        return function.thread == threading.get_ident() and resting.is_left(id(info))
+        return function.thread == threading.get_ident() and resting.is_left(identity(info))
 
     def left(self, info: Any, args: Any, kwargs: Any, results: Any) -> None:
         """Count a call that JAX has made."""
-        resting.count(id(info), args, kwargs, results)
+        resting.count(identity(info), args, kwargs, results)
 
     def _relax(self, function: _Function, executable: JitExecutable) -> None:
         """Leave to C++ what may be left to it, after a call of a function that was seen."""
@@ -426,13 +427,13 @@ class _Watcher:
             function.resting = self._recorder.rest(
                 executable, starts_surely=self._is_trailed(function, executable)
             )
-            resting.judge(id(function.info), function, donates=bool(executable.donated))
+            resting.judge(identity(function.info), function, donates=bool(executable.donated))
             return
         resting.relax()
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a jitted function for the user."""
-        function = self._functions.get(id(info)) or self._meet(fun, info)
+        function = self._functions.get(identity(info)) or self._meet(fun, info)
         jaxapi.pause_watch()
         try:
             kind, leaves = function.kind_of(args, kwargs)
@@ -443,7 +444,7 @@ class _Watcher:
                     return run_followed(entry.executable, function.again, args, kwargs)
                 leaves, are_arrays = jaxapi.lowered_leaves(leaves)
                 if are_arrays:
-                    known = self._left_to_the_end(function, entry.executable)
+                    known = self._same_each_time(function, entry.executable)
             flat = None
             if entry is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
@@ -486,7 +487,7 @@ class _Watcher:
                 function.ran(kind, executable, flat)
         finally:
             jaxapi.resume_watch()
-        if known is None or executable.starts_surely:
+        if known is None or (known.is_trailed and executable.starts_surely):
             self._relax(function, executable)
         else:
             resting.relax()
@@ -503,10 +504,10 @@ class _Watcher:
             and not is_followed()
         )
 
-    def _left_to_the_end(
+    def _same_each_time(
         self, function: _Function, executable: JitExecutable
-    ) -> LeftToTheEnd | None:
-        """Return what is known of a call with arrays, if its end alone decides what is wanted."""
+    ) -> SameEachTime | None:
+        """Return what is known of a call with arrays, if the same is wanted of each."""
         module = executable.module
         if (
             module.kept_arguments is None
@@ -517,18 +518,18 @@ class _Watcher:
             or repro.is_asked_for()
         ):
             return None
-        return self._recorder.left_to_the_end(executable)
+        return self._recorder.same_each_time(executable)
 
     def _run_held(
         self,
-        known: LeftToTheEnd,
+        known: SameEachTime,
         executable: JitExecutable,
         leaves: Sequence[Any],
         run: Callable[..., Any],
         args: Any,
         kwargs: Any,
     ) -> Any:
-        """Run an execution whose end alone decides: what `_run` does, without asking each time."""
+        """Run one of which the same is wanted each time: what `_run` does, with fewer questions."""
         kept = executable.module.kept_arguments
         assert kept is not None
         token = self._recorder.hold(known, [leaves[number] for number in kept])
@@ -611,7 +612,7 @@ class _Watcher:
                 return function
             if len(self._functions) >= MAX_FUNCTIONS:
                 self._functions.pop(next(iter(self._functions)))
-            return self._functions.setdefault(id(info), function)
+            return self._functions.setdefault(identity(info), function)
 
     def _changed(self, call: _Call) -> _Call | None:
         """Return the call of another program, where the recorder needs one to learn how it ends."""

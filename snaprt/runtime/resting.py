@@ -27,7 +27,7 @@ from snaprt.snapshot.recorder.pending import (
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, steps_ended, tell_at_step
 from snaprt.snapshot.recorder.progress import is_watched_closely, watched
-from snaprt.snapshot.recorder.record import LeftToTheEnd, Resting
+from snaprt.snapshot.recorder.record import Resting, SameEachTime
 
 #: How many functions a thread leaves to C++.
 MAX_FUNCTIONS = 512
@@ -50,7 +50,7 @@ class Function(Protocol):
         """What counts their executions; None where each is to be seen."""
         ...
 
-    def trail(self, trailing: LeftToTheEnd, args: Any, kwargs: Any, results: Any) -> None:
+    def trail(self, trailing: SameEachTime, args: Any, kwargs: Any, results: Any) -> None:
         """Count an execution whose call has returned, where those that fail are wanted."""
 
 

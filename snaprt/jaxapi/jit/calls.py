@@ -22,6 +22,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
+from snaprt.host.identities import identity
 from snaprt.jaxapi.jit.entry import (
     clearings,
     infer_jit,
@@ -360,11 +361,11 @@ _MAX_NUMBERED: Final = 1 << 14
 
 def _number_of(value: Any) -> int:
     """Return a number that equal values have, which takes less time than to compare them."""
-    known = _numbers_by_id.get(id(value))
+    known = _numbers_by_id.get(identity(value))
     if known is None:
         for table in (_numbers_by_id, _numbers_by_value):
             if len(table) >= _MAX_NUMBERED:
                 table.clear()  # equal ones get another number from here on, which none had
         number = _numbers_by_value.setdefault(value, next(_numbers))
-        known = _numbers_by_id[id(value)] = value, number
+        known = _numbers_by_id[identity(value)] = value, number
     return known[1]

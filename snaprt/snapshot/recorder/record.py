@@ -81,7 +81,7 @@ class _History:
     watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
     never_rests: Plan | None = None  # the plan for which each execution is to be told
-    held: tuple[Plan | None, LeftToTheEnd | None] = (None, None)  # under that plan
+    held: tuple[Plan | None, SameEachTime | None] = (None, None)  # under that plan
 
     @property
     def executions(self) -> int:
@@ -96,7 +96,7 @@ class Resting:
     counter: itertools.count[int]
     until: Rest
     # Of one whose failures are wanted, what `trail` takes, which then counts instead.
-    trailing: LeftToTheEnd | None = None
+    trailing: SameEachTime | None = None
 
     def count(self) -> bool:
         """Count one; return whether something may be wanted of the next."""
@@ -106,14 +106,15 @@ class Resting:
         return wants_next
 
 
-class LeftToTheEnd(NamedTuple):
-    """What is known of all executions of an executable of which only the end decides."""
+class SameEachTime(NamedTuple):
+    """What is known of an executable of whose executions the same is wanted each time."""
 
     executable: RecordedExecutable
     plan: Plan
-    hopes: Prospect
+    hopes: Prospect  # of the conditions of which only the end of an execution decides
     history: _History
     is_trailed: bool  # whether nothing is wanted of what has succeeded
+    recorded_for: tuple[Condition, ...]  # those that want each
 
 
 _Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, int, float]
@@ -215,7 +216,7 @@ class Recorder:
             return Resting(history.counter, Rest())
         if history.never_rests is plan:
             return None
-        known = self.left_to_the_end(executable) if starts_surely else None
+        known = self.same_each_time(executable) if starts_surely else None
         if known is not None and known.is_trailed and self._outcomes.sharing.is_alone:
             return Resting(history.counter, Rest(), known)
         hopes = self._prospect(plan, executable)
@@ -237,12 +238,12 @@ class Recorder:
         )
         return Resting(history.counter, until) if until.execution > count else None
 
-    def left_to_the_end(self, executable: RecordedExecutable) -> LeftToTheEnd | None:
+    def same_each_time(self, executable: RecordedExecutable) -> SameEachTime | None:
         """Return what `hold` needs for the next execution of one that has run.
 
         Returns:
-            None where `before` is to judge each: more than its end decides, it may be changed, or
-            its inputs are copied first.
+            None where `before` is to judge each: they may differ in what is wanted, it may be
+            changed, or its inputs are copied first.
         """
         history = self._histories.get(executable.number)
         plan = current_plan()
@@ -257,19 +258,20 @@ class Recorder:
 
     def _judge_held(
         self, plan: Plan, executable: RecordedExecutable, history: _History
-    ) -> LeftToTheEnd | None:
+    ) -> SameEachTime | None:
         if executable.donated or plan.wants_flag or plan.stops or plan.hold != "device":
             return None
         hopes = self._prospect(plan, executable)
         if not (hopes.conditions or plan.keep_last):
             return None
-        if not all(condition.is_left_to_the_end() for condition in hopes.conditions):
+        wanted = tuple([c for c in hopes.conditions if c.trigger is None and c.wants_each])
+        watching = tuple([c for c in hopes.conditions if c.is_left_to_the_end()])
+        if len(wanted) + len(watching) < len(hopes.conditions):
             return None
-        strikes_success = any(
-            condition.trigger is None or condition.trigger.strikes_success
-            for condition in hopes.conditions
-        )
-        return LeftToTheEnd(executable, plan, hopes, history, not strikes_success)
+        strikes_success = any(c.trigger is None or c.trigger.strikes_success for c in watching)
+        hopes = hopes._replace(conditions=watching)
+        is_trailed = not (wanted or strikes_success)
+        return SameEachTime(executable, plan, hopes, history, is_trailed, wanted)
 
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
@@ -349,8 +351,8 @@ class Recorder:
                 self.writer.complain(error)  # else the program is about to fail, in JAX's words
             return None
 
-    def hold(self, known: LeftToTheEnd, inputs: list[jax.Array]) -> HeldExecution | None:
-        """See an execution begin as `before` does, where `left_to_the_end` still holds of it.
+    def hold(self, known: SameEachTime, inputs: list[jax.Array]) -> HeldExecution | None:
+        """See an execution begin as `before` does, where `same_each_time` still holds of it.
 
         Args:
             known: What that has just returned.
@@ -363,12 +365,16 @@ class Recorder:
         try:
             self._watch.look()
             step, began, now = self._step(), time.perf_counter_ns(), time.time()
-            return self._held((*known[:4], inputs, count, step, began, now))
+            execution = self._held((*known[:4], inputs, count, step, began, now))
+            if known.recorded_for and execution.devices:
+                self._has_met = True
+                self._record(execution, known.recorded_for)
+            return execution
         except Exception as error:
             self.writer.complain(error)
             return None
 
-    def trail(self, known: LeftToTheEnd, inputs: list[Any], outputs: list[Any]) -> None:
+    def trail(self, known: SameEachTime, inputs: list[Any], outputs: list[Any]) -> None:
         """See an execution whose call has returned, after `rest` gave what is known of it.
 
         Args:
@@ -604,10 +610,15 @@ class Recorder:
         )
         execution.rechecked_for = again
         self._keep(execution)
-        if at_once and self._filing.admits(execution, at_once):
-            execution.recorded_for, execution.cause = at_once, Cause(at_once[0].text)
-            self._filing.queue(execution, "inputs", at_once, execution.cause)
+        if at_once:
+            self._record(execution, at_once)
         return execution
+
+    def _record(self, execution: HeldExecution, conditions: Sequence[Condition]) -> None:
+        """Queue the inputs of an execution, and later its outputs, if the budgets have room."""
+        if self._filing.admits(execution, conditions):
+            execution.recorded_for, execution.cause = conditions, Cause(conditions[0].text)
+            self._filing.queue(execution, "inputs", conditions, execution.cause)
 
     def _held(self, token: HeldExecution | _Begun) -> HeldExecution:
         """Return an execution under way with all that is to be known of it.
