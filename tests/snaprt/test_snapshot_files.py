@@ -221,25 +221,27 @@ class _Source:
 def test_an_array_is_encoded_again_once_it_is_another_or_was_not_asked_for_lately() -> None:
     lately, made = EncodedArrays(), []
 
-    def of(source: object, compression: str = "zstd", length: int = 1 << 20) -> Encoded:
-        def encode() -> Encoded:
-            made.append(Encoded(bytes(length), len(made), ""))
-            return made[-1]
-
-        return lately.get(source, compression, encode)
+    def of(source: object, compression: str = "zstd") -> Encoded:
+        encoded = lately.get(source, compression)
+        if encoded is None:
+            encoded = Encoded(bytes(1 << 20), len(made), "")
+            made.append(encoded)
+            lately.add(source, compression, encoded)
+        return encoded
 
     weights = _Source()
     first = of(weights)
     assert of(weights, "none") is not first
+    first = of(weights)
     results = [_Source() for _ in range(100)]
     for result in results:
         of(result)
         assert of(weights) is first  # asked for all the time
-    assert len(made) == 102
+    assert len(made) == 103
     of(results[0])
-    assert len(made) == 103  # let go: so many are not kept
+    assert len(made) == 104  # let go: so many are not kept
     for number in range(100):  # many of them with the identity of one before
-        assert of(_Source()).checksum == 103 + number
+        assert of(_Source()).checksum == 104 + number
 
 
 def test_what_is_kept_in_a_store_or_made_anew_has_no_form() -> None:

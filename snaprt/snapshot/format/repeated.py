@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import blake3
 import numpy as np
 
+from snaprt.host.identities import identity
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.small_zip import SmallZip, checksum, shown_time
 
@@ -28,14 +29,16 @@ _NUMBERS: Final = ("execution_count", "step", "time")
 
 
 _ENCODED_BYTES: Final = 16 << 20
-"""Of compressed arrays: when as much is kept, what was not asked for since half of it is let go."""
-_ENTRY_BYTES: Final = 500  # about what is kept of an array beside that
+"""When as much is kept of arrays, what was not asked for since half of it is let go."""
+_ENTRY_BYTES: Final = (
+    4 << 10
+)  # that an array counts for beside that: it slows the garbage collector
 
 
 class Encoded(NamedTuple):
     """An array as a member of a zip."""
 
-    content: bytes  # empty where it is not compressed: then the array's own bytes are taken
+    content: bytes | None  # None where the array's own bytes are taken
     checksum: int  # of the content, the header of the ``.npy`` included
     digest: str  # BLAKE3 of the elements, in hex
 
@@ -44,34 +47,42 @@ class EncodedArrays:
     """What the arrays that were written lately became, for those that are written again.
 
     Weights go into one execution after the other, and what a training step returns goes into the
-    next. Uncompressed bytes are not kept: they are the array's own, which may be donated.
+    next. Large ones that are not compressed are not kept: their bytes are the array's own, which
+    may be donated.
     """
 
     def __init__(self) -> None:
-        self._recent: dict[tuple[int, str], tuple[weakref.ref[object], Encoded]] = {}
-        self._older: dict[tuple[int, str], tuple[weakref.ref[object], Encoded]] = {}
+        # By identity; each with what refers to it, and the compression.
+        self._recent: dict[int, tuple[weakref.ref[object], str, Encoded]] = {}
+        self._older: dict[int, tuple[weakref.ref[object], str, Encoded]] = {}
         self._bytes = 0  # of the recent ones
 
-    def get(self, source: object, compression: str, encode: Callable[[], Encoded]) -> Encoded:
-        """Return an array as a member.
+    def get(self, source: object, compression: str) -> Encoded | None:
+        """Return what an array became; None where it was not written lately.
 
         Args:
             source: An object that never changes and stands for the array's values.
             compression: One of ``schema.PLAIN_COMPRESSIONS``.
-            encode: Called where the array was not written lately.
         """
-        key = id(source), compression
-        known = self._recent.get(key)
-        if known is not None and known[0]() is source:
-            return known[1]
-        known = self._older.get(key)
-        if known is None or known[0]() is not source:
-            known = weakref.ref(source), encode()
-        self._recent[key] = known
-        self._bytes += len(known[1].content) + _ENTRY_BYTES
+        number = identity(source)
+        known = self._recent.get(number)
+        if known is None:
+            known = self._older.get(number)
+            if known is None:
+                return None
+        reference, compressed_as, encoded = known
+        if reference() is not source or compressed_as != compression:
+            return None
+        if number not in self._recent:
+            self.add(source, compression, encoded)
+        return encoded
+
+    def add(self, source: object, compression: str, encoded: Encoded) -> None:
+        """Keep what an array became."""
+        self._recent[identity(source)] = weakref.ref(source), compression, encoded
+        self._bytes += len(encoded.content or b"") + _ENTRY_BYTES
         if self._bytes > _ENCODED_BYTES // 2:
             self._older, self._recent, self._bytes = self._recent, {}, 0
-        return known[1]
 
 
 class _Fixed(NamedTuple):
@@ -143,18 +154,21 @@ class Form:
         for number, (array, source, (header, header_sum)) in enumerate(
             zip(self._manifest.arrays, sources, self._fixed.headers, strict=True)
         ):
-            if array.compression == "none":
-                values = arrays.bytes_of(arrays.to_storage(fetch(number)))
-                check = functools.partial(_checked, values, header_sum)
-                is_small = array.raw_bytes < arrays.SMALL  # and checked faster than looked up
-                encoded = check() if is_small else lately.get(source, "none", check)
-                archive.add(array.member, header, values, known_checksum=encoded.checksum)
+            stored = None
+            encoded = lately.get(source, array.compression)
+            if encoded is None:
+                stored = arrays.to_storage(fetch(number))
+                encoded = _encode(stored, array.compression, header, header_sum)
+                lately.add(source, array.compression, encoded)
+            content, sum_, digest = encoded
+            if content is not None:
+                archive.add(array.member, content, known_checksum=sum_)
             else:
-                compress = functools.partial(_compressed, fetch, number, array.compression)
-                encoded = lately.get(source, array.compression, compress)
-                archive.add(array.member, encoded.content, known_checksum=encoded.checksum)
-                differing.append(str(len(encoded.content)))
-            differing.append(encoded.digest)
+                stored = arrays.to_storage(fetch(number)) if stored is None else stored
+                archive.add(array.member, header, arrays.bytes_of(stored), known_checksum=sum_)
+            if array.compression != "none":
+                differing.append(str(len(content or b"")))
+            differing.append(digest)
         texts = list(self._fixed.texts)
         texts[1::2] = "\n".join(differing).encode().split()
         text = b"".join(texts)
@@ -202,15 +216,15 @@ class Form:
         )
 
 
-def _checked(values: memoryview, header_sum: int) -> Encoded:
-    return Encoded(b"", checksum(values, after=header_sum), blake3.blake3(values).hexdigest())
-
-
-def _compressed(fetch: Callable[[int], np.ndarray], number: int, compression: str) -> Encoded:
-    sink = io.BytesIO()
-    digest = arrays.put(sink, arrays.to_storage(fetch(number)), compression)
-    content = sink.getvalue()
-    return Encoded(content, checksum(content), digest)
+def _encode(stored: np.ndarray, compression: str, header: bytes, header_sum: int) -> Encoded:
+    if compression != "none":
+        sink = io.BytesIO()
+        digest = arrays.put(sink, stored, compression)
+        content = sink.getvalue()
+        return Encoded(content, checksum(content), digest)
+    values = arrays.bytes_of(stored)
+    joined = header + values.tobytes() if stored.nbytes < arrays.SMALL else None
+    return Encoded(joined, checksum(values, header_sum), blake3.blake3(values).hexdigest())
 
 
 def _unheard_of() -> int:

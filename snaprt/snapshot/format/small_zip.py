@@ -70,14 +70,14 @@ class SmallZip:
         size = sum(map(len, pieces))
         # No flags, no compression, ...
         traits = (0, 0, self._clock, self._day, known_checksum, size, size, len(label), 0)
-        header = _HEADER.pack(b"PK\x03\x04", _VERSION, *traits)
+        header = _HEADER.pack(b"PK\x03\x04", _VERSION, *traits) + label
         entry = _ENTRY.pack(
             b"PK\x01\x02", _VERSION, _UNIX, _VERSION, *traits, 0, 0, 0, _MODE, self._length
         )
-        self._parts += (header, label, *pieces)
+        self._parts += (header, *pieces)
         self._entries += (entry, label)
         self._count += 1
-        self._length += len(header) + len(label) + size
+        self._length += len(header) + size
 
     def joined(self) -> SmallZip:
         """Return the same in as few parts as can be, to begin others with."""
