@@ -276,8 +276,10 @@ class _Function:
                 inputs = hold_inputs(inputs, (), "device")
             elif len(inputs) > len(module.input_names):
                 inputs = [inputs[number] for number in module.kept_arguments or ()]
-            is_kept = trailing.plan.keep_last > 0
-            outputs = jaxapi.leaves_of_results(results) if is_kept else self._output_in(results)
+            if trailing.recorded_for or trailing.plan.keep_last:
+                outputs = list(_all_outputs(self.rests, jaxapi.leaves_of_results(results)) or ())
+            else:
+                outputs = self._output_in(results)
             process_recorder().trail(trailing, inputs, outputs)
         except Exception as error:
             raise_if_interrupted(error)
@@ -407,8 +409,11 @@ class _Watcher:
         function = self._functions.get(identity(info))
         if function is None or function.resting is None:
             return False
-        entry = function.kinds.get(function.kind_of(args, kwargs)[0])
+        kind, leaves = function.kind_of(args, kwargs)
+        entry = function.kinds.get(kind)
         if entry is None or entry.executable is not function.rests:
+            return False
+        if not _may_rest(function.resting, leaves):
             return False
         return function.thread == threading.get_ident() and resting.is_left(identity(info))
 
@@ -416,7 +421,7 @@ class _Watcher:
         """Count a call that JAX has made."""
         resting.count(identity(info), args, kwargs, results)
 
-    def _relax(self, function: _Function, executable: JitExecutable) -> None:
+    def _relax(self, function: _Function, executable: JitExecutable, leaves: Sequence[Any]) -> None:
         """Leave to C++ what may be left to it, after a call of a function that was seen."""
         if not _is_recorded() or is_watched_closely() or repro.is_asked_for():
             return
@@ -424,11 +429,13 @@ class _Watcher:
             function.thread = function.resting = None
         elif function.is_kept and function.rests in (None, executable):
             function.rests = executable
-            function.resting = self._recorder.rest(
+            rest = self._recorder.rest(
                 executable, starts_surely=self._is_trailed(function, executable)
             )
-            resting.judge(identity(function.info), function, donates=bool(executable.donated))
-            return
+            if _may_rest(rest, leaves):
+                function.resting = rest
+                resting.judge(identity(function.info), function, donates=bool(executable.donated))
+                return
         resting.relax()
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -488,7 +495,7 @@ class _Watcher:
         finally:
             jaxapi.resume_watch()
         if known is None or (known.is_trailed and executable.starts_surely):
-            self._relax(function, executable)
+            self._relax(function, executable, leaves)
         else:
             resting.relax()
         return results
@@ -715,15 +722,31 @@ class _Watcher:
         self, token: Any, executable: JitExecutable, outputs: Sequence[Any], *, has_compiled: bool
     ) -> None:
         """Hand the outputs of an execution to the recorder."""
-        if len(outputs) == len(executable.output_names):
+        if _all_outputs(executable, outputs) is not None:
             flag = outputs[-1] if executable.is_watched else None
             self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
-        else:
-            _log.error(
-                "the outputs of %s are not recorded: the arrays of one of its result classes "
-                "differ from its constructor's",
-                executable.name,
-            )
+
+
+def _all_outputs(executable: JitExecutable, outputs: Sequence[Any]) -> Sequence[Any] | None:
+    """Return the outputs of an execution; None, which is logged, where they are not all."""
+    if len(outputs) == len(executable.output_names):
+        return outputs
+    _log.error(
+        "the outputs of %s are not recorded: the arrays of one of its result classes "
+        "differ from its constructor's",
+        executable.name,
+    )
+    return None
+
+
+def _may_rest(rest: Resting | None, leaves: Sequence[Any]) -> bool:
+    """Return whether calls like one with these leaves may rest.
+
+    XLA may read the memory of a NumPy array after the program has written to it: what is recorded
+    is then another array than what ran.
+    """
+    trailing = None if rest is None else rest.trailing
+    return trailing is None or not trailing.recorded_for or jaxapi.are_arrays(leaves)
 
 
 class _NotRecordableError(Exception):

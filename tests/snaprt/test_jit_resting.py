@@ -109,9 +109,38 @@ def test_cpp_makes_the_calls_between(tmp_path: Path) -> None:
         run()
         assert calls_of_jax(run) <= 6
     assert numbers(tmp_path) == [0, 50, 100, 150]
-    with snaprt.record("error", tmp_path):
-        run()
-        assert calls_of_jax(run) <= 6
+    for when in ("error", "name=^step$"):
+        with snaprt.record(when, tmp_path / "name"):
+            run()
+            assert calls_of_jax(run) <= 6
+    assert numbers(tmp_path / "name") == list(range(400, 600))
+
+
+def test_each_call_is_recorded_with_its_settings_step_and_outputs(tmp_path: Path) -> None:
+    step, x = new_step(), jnp.zeros(3)
+
+    def run() -> None:
+        with snaprt.record("name=^step$", tmp_path):
+            for number in range(12):
+                with jax.default_matmul_precision("highest" if number % 4 == 3 else "default"):
+                    step(x + number)
+                if number % 2:
+                    snaprt.mark_step()
+
+    in_thread(run)
+    assert process_recorder().flush(30)
+    for role in ("inputs", "outputs"):
+        seen = []
+        for snapshot in map(open_snapshot, tmp_path.glob(f"*.{role}.snap")):
+            execution = snapshot.manifest.execution
+            precision = execution.jax_config["jax_default_matmul_precision"]
+            (array,) = snapshot.manifest.arrays
+            number = int(snapshot.array(array.name)[0]) - (role == "outputs")
+            seen.append((number, execution.step, precision))
+        assert sorted(seen) == [
+            (number, number // 2, "highest" if number % 4 == 3 else "default")
+            for number in range(12)
+        ]
 
 
 def fails(_: Any) -> Any:
@@ -359,6 +388,7 @@ def closely(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 CONDITIONS = (
     *("every=3", "execution=4|9", "name=^a, first=3", "name=^[bc]$, every=5", "all"),
+    "name=^[ac]$",
     *("name=nobody", "step=2-3", "step=2-, every=4", "recheck, every=6", "nan; every=7"),
     *("error", "name=^[ac]$, error", "name=^b$; error", "error, first=1"),
     "error; step=3-, every=2",

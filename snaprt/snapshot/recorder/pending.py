@@ -211,9 +211,9 @@ def _wait_for(array: Any) -> None:
 
 
 Trailing = tuple[list[Any], list[Any], Any]
-"""An execution whose call has returned, of which nothing is wanted unless it fails: its inputs,
-outputs, and what the recorder makes a `HeldExecution` of, when it matters. The first output, where
-there is one, is what tells how it ended."""
+"""An execution whose call has returned, of which all else can wait: its inputs, outputs, and what
+the recorder makes a `HeldExecution` of. The first output, where there is one, is what tells how it
+ended."""
 
 _trails: list[Trail] = []
 
@@ -238,7 +238,7 @@ class Trail:
     def __len__(self) -> int:
         return len(self._executions)
 
-    def add(self, execution: Trailing, keep: int) -> None:
+    def add(self, execution: Trailing, keep: float) -> None:
         """Hold an execution, and forget the oldest that have succeeded.
 
         Args:
@@ -259,8 +259,13 @@ class Trail:
 
     def take_up(self) -> None:
         """Have each of them made a `HeldExecution`."""
+        while self._executions:
+            self.take_up_oldest()
+
+    def take_up_oldest(self) -> None:
+        """Have the oldest of them made a `HeldExecution`, if there is one."""
         with self._moving:
-            while self._executions:
+            if self._executions:
                 self._take_up(self._executions.popleft())
 
     @contextlib.contextmanager

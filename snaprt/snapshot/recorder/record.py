@@ -50,9 +50,11 @@ from snaprt.snapshot.recorder.outcomes import Outcomes, OutcomeWatch
 from snaprt.snapshot.recorder.pending import (
     HeldExecution,
     RecordedExecutable,
+    Trail,
     Trailing,
     about_to_delete,
     about_to_donate,
+    bytes_on_a_device,
     hold_inputs,
     is_anything_held,
     remember,
@@ -60,7 +62,7 @@ from snaprt.snapshot.recorder.pending import (
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
 from snaprt.snapshot.recorder.ranks.states import end_state, keep_state
 from snaprt.snapshot.recorder.recheck import Rechecks, spans_processes
-from snaprt.snapshot.recorder.writer import SnapshotWriter
+from snaprt.snapshot.recorder.writer import SnapshotWriter, afresh_in_children
 from snaprt.units import first_names
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
@@ -78,6 +80,7 @@ class _History:
     name: str
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
+    nbytes: int | None = None  # of its arrays on a device, once one was recorded
     watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
     never_rests: Plan | None = None  # the plan for which each execution is to be told
@@ -113,8 +116,9 @@ class SameEachTime(NamedTuple):
     plan: Plan
     hopes: Prospect  # of the conditions of which only the end of an execution decides
     history: _History
-    is_trailed: bool  # whether nothing is wanted of what has succeeded
     recorded_for: tuple[Condition, ...]  # those that want each
+    # Whether it is enough to see a call that has returned: each is recorded, or none that succeeds.
+    is_trailed: bool
 
 
 _Begun = tuple[RecordedExecutable, Plan, Prospect, _History, Sequence[Any], int, int, int, float]
@@ -143,6 +147,8 @@ class Recorder:
         self._filing = Filing(self.writer)
         self._ring = Ring(self._filing.write_now, lambda: self._watch.take_up_trail())
         self._outcomes = Outcomes(self._filing, self._ring)
+        self._to_record = Trail(self._record_trailed)
+        afresh_in_children(self._to_record)
         self._watch = OutcomeWatch(self._outcomes.ended, self._take_up)
         self._rechecks = Rechecks(self._filing, self._outcomes.fail, self._say_once)
         self._last: HeldExecution | None = None  # of those for which errors count
@@ -270,8 +276,8 @@ class Recorder:
             return None
         strikes_success = any(c.trigger is None or c.trigger.strikes_success for c in watching)
         hopes = hopes._replace(conditions=watching)
-        is_trailed = not (wanted or strikes_success)
-        return SameEachTime(executable, plan, hopes, history, is_trailed, wanted)
+        is_trailed = not (watching or plan.keep_last) if wanted else not strikes_success
+        return SameEachTime(executable, plan, hopes, history, wanted, is_trailed)
 
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
@@ -368,7 +374,7 @@ class Recorder:
             execution = self._held((*known[:4], inputs, count, step, began, now))
             if known.recorded_for and execution.devices:
                 self._has_met = True
-                self._record(execution, known.recorded_for)
+                self._record(execution, known.recorded_for, Cause(known.recorded_for[0].text))
             return execution
         except Exception as error:
             self.writer.complain(error)
@@ -380,12 +386,31 @@ class Recorder:
         Args:
             known: That.
             inputs: The arrays that went in; they stay as they are unless somebody donates them.
-            outputs: The arrays that came out, or are on their way: all for the flight recorder,
+            outputs: The arrays that came out, or are on their way: all where they may be wanted,
                 else one that can say whether it is there, if there is any.
         """
         count, step = next(known.history.counter), self._step()
         rest = known, count, step, time.perf_counter_ns(), time.time()
-        self._watch.trail((inputs, outputs, rest), max(known.plan.keep_last, 1))
+        if not known.recorded_for:
+            self._watch.trail((inputs, outputs, rest), max(known.plan.keep_last, 1))
+            return
+        self._has_met = True
+        cause = Cause(known.recorded_for[0].text)  # of this thread's settings
+        self._to_record.add((inputs, outputs, (*rest, cause)), math.inf)
+        history = known.history
+        if history.nbytes is None:
+            history.nbytes = bytes_on_a_device([*inputs, *outputs])
+        self.writer.call(
+            self._to_record.take_up_oldest, history.nbytes, known.executable.devices[0]
+        )
+
+    def _record_trailed(self, execution: Trailing) -> None:
+        inputs, outputs, (known, count, step, began, now, cause) = execution
+        held = self._held((*known[:4], inputs, count, step, began, now))
+        if outputs:  # else they are not to be had
+            held.take_outputs(outputs, None)
+        if held.devices and self._record(held, known.recorded_for, cause) and outputs:
+            self._filing.queue(held, "outputs", held.recorded_for, cause)
 
     def _take_up(self, execution: Trailing) -> None:
         inputs, outputs, (known, count, step, began, now) = execution
@@ -611,14 +636,18 @@ class Recorder:
         execution.rechecked_for = again
         self._keep(execution)
         if at_once:
-            self._record(execution, at_once)
+            self._record(execution, at_once, Cause(at_once[0].text))
         return execution
 
-    def _record(self, execution: HeldExecution, conditions: Sequence[Condition]) -> None:
-        """Queue the inputs of an execution, and later its outputs, if the budgets have room."""
-        if self._filing.admits(execution, conditions):
-            execution.recorded_for, execution.cause = conditions, Cause(conditions[0].text)
-            self._filing.queue(execution, "inputs", conditions, execution.cause)
+    def _record(
+        self, execution: HeldExecution, conditions: Sequence[Condition], cause: Cause
+    ) -> bool:
+        """Queue the inputs of an execution, if the budgets have room for all of it."""
+        if not self._filing.admits(execution, conditions):
+            return False
+        execution.recorded_for, execution.cause = conditions, cause
+        self._filing.queue(execution, "inputs", conditions, cause)
+        return True
 
     def _held(self, token: HeldExecution | _Begun) -> HeldExecution:
         """Return an execution under way with all that is to be known of it.

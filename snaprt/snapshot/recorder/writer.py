@@ -101,14 +101,18 @@ class SnapshotWriter:
     ) -> None:
         """Queue ``work`` for the writer's thread; wait only while the queue is full.
 
+        Called in that thread, it is done at once.
+
         Args:
             work: Called once, with no arguments.
             nbytes: About how many bytes of arrays it keeps alive.
             device: Where these may lie, if not in the memory of the host.
         """
+        if threading.current_thread() is self._thread:  # which must not wait for itself
+            self._do(work)
+            return
         with self._lock:  # which takes a third of what the condition takes
-            # The writer's own thread must not wait for itself.
-            if self._is_full(nbytes, device) and threading.current_thread() is not self._thread:
+            if self._is_full(nbytes, device):
                 started = time.perf_counter_ns()
                 self._awaiting_room += 1
                 try:
@@ -224,6 +228,12 @@ class SnapshotWriter:
         self._is_closed = True
         self.flush()
 
+    def _do(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.complain(error)
+
     def _work(self) -> None:
         lock, changed = self._lock, self._changed
         while True:
@@ -231,10 +241,7 @@ class SnapshotWriter:
                 while not self._jobs:
                     changed.wait()
                 work, nbytes = self._jobs.popleft()
-            try:
-                work()
-            except Exception as error:
-                self.complain(error)
+            self._do(work)
             del work  # and with it the arrays, before anybody is told that there is room
             with lock:
                 self._bytes -= nbytes
