@@ -33,6 +33,12 @@ _TAUGHT: Final = {
 }
 
 
+# What a program logs of its own, it may want at INFO: not each compilation of ours as well. Who
+# does want that sets this logger's level.
+if logging.getLogger("snaprt").level == logging.NOTSET:
+    logging.getLogger("snaprt").setLevel(logging.WARNING)
+
+
 def follow_environment() -> None:
     """Log what the variables ask for now, and no more what they asked for before.
 

@@ -500,7 +500,8 @@ SETTINGS: Final = (
     Setting(
         "TF_CPP_MIN_LOG_LEVEL",
         Kind(_number, "a number, 0 to 3; any other text counts as unset"),
-        "0 logs the start and end of each compilation; 1 to 3 leave it to Python's logging.",
+        "0 logs the start and end of each compilation; 1 to 3 leave it to the level of the logger "
+        "`snaprt`.",
         default_text="no log from snaprt, unless TF_CPP_VMODULE is set",
     ),
     Setting(

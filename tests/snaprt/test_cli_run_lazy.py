@@ -36,6 +36,29 @@ def test_a_lazy_program_runs_what_is_pending_when_it_ends(tmp_path: Path):
     assert counters["MarkStep"] == 1
 
 
+@pytest.mark.parametrize("options", [("--lazy",), ("--record", "--dump", "dump")])
+def test_warnings_and_logs_are_those_of_the_program_alone(tmp_path: Path, options: tuple[str, ...]):
+    source = """
+import logging, sys, warnings
+logging.basicConfig(stream=sys.stdout, level=logging.INFO)
+logging.getLogger("jax").setLevel(logging.WARNING)
+print("__annotations__" in globals())
+import jax, jax.numpy as jnp
+step = jax.jit(lambda x: jnp.sin(x) * 2)
+x = jnp.ones(3)
+for number in range(20):
+    warnings.warn("old")
+    x = step(x) + 1
+    if number % 5 == 0:
+        float(x[0])
+print("end")
+"""
+    shown = run(source, *options, folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == f"{sys.version_info < (3, 14)}\nend\n"
+    assert shown.stderr.count("UserWarning: old") == 1
+
+
 def test_what_was_pending_before_an_error_is_run_and_the_error_is_shown(tmp_path: Path):
     shown = run(PROGRAM + "raise ValueError('wrong')\n", folder=tmp_path, SNAPRT_LAZY="on")
     assert shown.returncode == 1

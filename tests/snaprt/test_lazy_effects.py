@@ -45,6 +45,31 @@ def test_ordered_callbacks_run_in_order_and_before_a_later_read():
     assert len(log) == 5
 
 
+def test_ordered_effects_in_loops_of_a_function_without_arguments_happen_once():
+    log = []
+
+    def tell(number):
+        jax.debug.callback(lambda n: log.append(int(n)), number, ordered=True)
+        return number
+
+    @jax.jit
+    def loop():
+        return jax.lax.fori_loop(0, 3, lambda i, x: x * 2 + 0 * tell(i), 1)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def branch(count):
+        def step(x, i):
+            return jax.lax.cond(i % 2 == 0, lambda: x + tell(i), lambda: x), x
+
+        return jax.lax.scan(step, 0, jnp.arange(count))[0]
+
+    with snaprt.lazy():
+        assert int(loop()) == 8
+        assert int(branch(5)) == 6
+    jax.effects_barrier()
+    assert log == [0, 1, 2, 0, 2, 4]
+
+
 def test_an_effect_whose_arrays_are_gone_still_happens():
     log = []
     with snaprt.lazy():

@@ -40,7 +40,7 @@ def unset(monkeypatch):
 def test_without_the_variables_nothing_is_set_up_and_nothing_shown(capsys):
     run()
     assert logging.getLogger("snaprt").handlers == []
-    assert logging.getLogger("snaprt").level == logging.NOTSET
+    assert logging.getLogger("snaprt").level == logging.WARNING
     assert capsys.readouterr().err == ""
 
 
@@ -61,6 +61,7 @@ def test_info_says_what_came_from_the_cache(caplog):
     program = (
         "import logging, jax.numpy as jnp, snaprt\n"
         "logging.basicConfig(level=logging.INFO, format='%(name)s %(message)s')\n"
+        "logging.getLogger('snaprt').setLevel(logging.INFO)\n"
         "with snaprt.lazy():\n"
         "    x = jnp.arange(11.0) * 3\n"
         "    snaprt.mark_step()\n"

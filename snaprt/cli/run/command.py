@@ -481,6 +481,8 @@ def _execute(
         __package__=program.spec.parent if program.spec is not None else None,
         __loader__=program.spec.loader if program.spec is not None else None,
     )
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}  # as Python begins a program
     # It stays there: threads, exit handlers, pickle and child processes look for it later.
     sys.modules["__main__"] = module
     laziness = _Laziness()

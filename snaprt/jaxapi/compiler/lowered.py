@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from snaprt.jaxapi.compiler.modules import (
 )
 from snaprt.jaxapi.installation import Device
 from snaprt.jaxapi.tracing.arrays import is_extended_dtype, key_type_text
+from snaprt.jaxapi.tracing.traces import once
 
 
 def lower(
@@ -41,20 +43,51 @@ def lower(
     """
     options: dict[str, Any] = {"out_shardings": list(shardings)} if any(shardings) else {}
     jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated), **options)
-    with warnings.catch_warnings():
-        # Where a donation is of no use, that is nothing that the user could change.
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        try:
-            return _lowered(jitted.trace(*arguments))
-        except Exception as error:  # perhaps of what is done in vain
-            raise_if_interrupted(error)
-            traced = jitted.trace(*arguments)
-            # Without its arguments, an effect would be lowered for fewer devices than it has, which
-            # XLA may not survive.
-            if _effects.ordered_effects.filter_in(traced.jaxpr.effects):
-                raise
-            traced._params = {**traced._params, "jaxpr": _without_dead_code(traced.jaxpr)}
-            return _lowered(traced)
+    _teach_warnings()
+    _warned.is_quiet = True  # where a donation is of no use, the user could not change that
+    try:
+        return _lowered(jitted.trace(*arguments))
+    except Exception as error:  # perhaps of what is done in vain
+        raise_if_interrupted(error)
+        traced = jitted.trace(*arguments)
+        # Without its arguments, an effect would be lowered for fewer devices than it has, which
+        # XLA may not survive.
+        if _effects.ordered_effects.filter_in(traced.jaxpr.effects):
+            raise
+        traced._params = {**traced._params, "jaxpr": _without_dead_code(traced.jaxpr)}
+        return _lowered(traced)
+    finally:
+        _warned.is_quiet = False
+
+
+class _Warned(threading.local):
+    is_quiet = False  # whether this thread is not warned of donations of no use
+
+
+_warned = _Warned()
+
+
+class _Warnings:
+    """The module `warnings` for JAX's lowering.
+
+    `warnings.catch_warnings` would let Python show each warning again that it has shown, of the
+    program's as well, and is not for several threads.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(warnings, name)
+
+    def warn(self, message: Any, *args: Any, stacklevel: int = 1, **kwargs: Any) -> None:
+        """Warn as `warnings.warn`, but not of donations where this thread is quiet."""
+        if not (_warned.is_quiet and str(message).startswith("Some donated buffers were not")):
+            warnings.warn(message, *args, stacklevel=stacklevel + 1, **kwargs)
+
+
+@once
+def _teach_warnings() -> None:
+    """Let JAX's lowering warn by `_Warnings`; checked with jax 0.10.2 to 0.12.0."""
+    mlir: Any = _mlir
+    mlir.warnings = _Warnings()
 
 
 def _lowered(traced: Any) -> jax.stages.Lowered:

@@ -15,10 +15,12 @@ import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
+from jax._src import effects as _effects
 from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import mlir as _mlir
+from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
 from snaprt.jaxapi.tracing.arrays import shape_of_aval
 from snaprt.jaxapi.tracing.traces import evaluating, set_current_trace
@@ -41,7 +43,23 @@ def bind_at(
     """Bind ``primitive`` under the current trace, with the recorded location and context."""
     stack = _source_info.current_name_stack() + info.name_stack
     with _source_info.user_context(info.traceback, name_stack=stack), context.manager:
+        if _takes_token_alone(primitive, operands, params):
+            return _core.jaxpr_as_fun(params["jaxpr"])(*operands)
         return primitive.bind(*operands, **primitive.get_bind_params(params))
+
+
+def _takes_token_alone(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Return whether a program would call a function that takes nothing but a token.
+
+    Of such a call, XLA (jaxlib 0.11 and 0.12) repeats the effects of a loop, or ends the process in
+    a failed CHECK. A jitted function that is called by itself is a program, and no call.
+    """
+    return (
+        primitive is _pjit.jit_p
+        and not operands
+        and all(sharding is _UNSPECIFIED for sharding in params["out_shardings"])
+        and bool(_effects.ordered_effects.filter_in(params["jaxpr"].effects))
+    )
 
 
 def abstract_evaluate(

@@ -51,13 +51,23 @@ _JAX_SETTINGS = (
 @functools.cache
 def versions() -> Mapping[str, str]:
     """Return package name to version, for what a program's results can depend on."""
-    packages = {"python": platform.python_version(), "system": platform.platform()}
+    packages = {"python": platform.python_version(), "system": _system()}
     for package in _PACKAGES:
         try:
             packages[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     return packages
+
+
+def _system() -> str:
+    """Return what `platform.platform` says, which starts a program to find the processor out.
+
+    Starting one lets Python show the program's warnings again.
+    """
+    uname, library = platform.uname(), "".join(platform.libc_ver())
+    parts = (uname.system, uname.release, uname.machine, library and f"with-{library}")
+    return "-".join(filter(None, parts))
 
 
 def environment() -> Mapping[str, str]:
@@ -135,7 +145,7 @@ def processor(platform_name: str) -> str:
         names = re.search(r"^model name\s*:\s*(.+)$", _PROCESSOR_FILE.read_text(), re.M)
         if names:
             return names[1]
-    return platform.processor() or platform.machine()
+    return platform.machine()  # not `processor`, which starts a program
 
 
 @functools.cache
