@@ -293,12 +293,20 @@ def _explain(error: Exception, arguments: Sequence[str]) -> None:
         # The system refused. Where our code should have seen it coming, the log has the traceback.
         logging.getLogger("snaprt.cli").debug("the command failed", exc_info=error)
         output.error(*_refusal(error, no_hint))
+    elif isinstance(error, ValueError) and _is_of_unimported_jax(error):
+        output.error(f"JAX cannot be imported: {error}", "Correct or unset this variable.")
     else:
         traceback.print_exception(error)
         output.error(
             f"internal error ({type(error).__name__})",
             "This is a bug in snaprt, not in your command. Please report it with the lines above.",
         )
+
+
+def _is_of_unimported_jax(error: Exception) -> bool:
+    """Return whether JAX raised an error while it was imported, as over a setting of its own."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return "jax" not in sys.modules and frame.f_globals.get("__name__", "").startswith("jax.")
 
 
 def _command_in(arguments: Sequence[str]) -> str:

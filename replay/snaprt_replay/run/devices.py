@@ -67,8 +67,9 @@ def find_device(name: str | None) -> jaxapi.Device:
         UsageError: It is not the name of a device, or XLA would end the process over ``XLA_FLAGS``.
     """
     take_over()
+    default = default_platform()
     if name is None:
-        return jax.local_devices()[0]
+        return jax.local_devices(backend=default)[0]
     match = _NAME.fullmatch(check_device_name(name))
     assert match is not None
     kind, number = match[1], int(match[2] or 0)
@@ -79,6 +80,25 @@ def find_device(name: str | None) -> jaxapi.Device:
     if number >= len(devices):
         raise DeviceError(f"there is no device {name} here", hint=_present())
     return devices[number]
+
+
+def default_platform() -> str:
+    """Return the platform that JAX runs on unless it is told otherwise.
+
+    Raises:
+        DeviceError: It can start none of those that it is limited to.
+    """
+    try:
+        return jax.default_backend()
+    # An assertion of JAX's own where it has been told to use a platform for which it has no code.
+    except (RuntimeError, AssertionError) as error:
+        limit = os.environ.get("JAX_PLATFORMS")
+        limited = f" with JAX_PLATFORMS={limit}" if limit else ""
+        why = f": {error}" if str(error) else ""
+        raise DeviceError(
+            f"JAX finds no device here{limited}{why}",
+            hint="unset JAX_PLATFORMS, or set it to a platform of this machine, such as cpu",
+        ) from error
 
 
 def find_devices(name: str | None, count: int) -> list[jaxapi.Device]:
@@ -134,7 +154,7 @@ def _present() -> str:
 
 def _devices() -> Iterator[jaxapi.Device]:
     seen = set()
-    for kind in (jax.default_backend(), *_KINDS):
+    for kind in (default_platform(), *_KINDS):
         try:
             devices = jax.local_devices(backend=kind)
         except RuntimeError:  # JAX raises this if there are none

@@ -173,7 +173,7 @@ def replay_case(
 def _is_for_another_platform(case: Case, variant: Variant) -> bool:
     """Return whether XLA may crash over a program: nobody compiles such a one for the platform."""
     recorded = case.environment.get("platform", "")
-    device = variant.device or jax.default_backend()
+    device = variant.device or devices.default_platform()
     return bool(recorded) and device.partition(":")[0] != recorded
 
 

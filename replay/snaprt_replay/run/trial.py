@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from snaprt.errors import UsageError
+from snaprt_replay import floatbits
 from snaprt_replay.compare.verdict import Evidence, Judgement, Yardstick, judge
 from snaprt_replay.load.case import Case, on_one_device
 from snaprt_replay.run import player
@@ -74,7 +76,7 @@ def try_case(
     yardstick, notes = _yardstick(reference, reference_outcome, center.result(), samples.result())
     count = max(len(outcome.outputs or ()) for outcome in (first, second, reference_outcome))
     names = player.output_names(case, count)
-    evidence = _evidence(a, first), _evidence(b, second)
+    evidence = _in_own_types(case, [(a, _evidence(a, first)), (b, _evidence(b, second))])
     judgement = judge(*evidence, yardstick, names, (*adaptations, *notes))
     return Trial(case, first, second, reference_outcome, judgement)
 
@@ -111,6 +113,36 @@ def _evidence(variant: Variant, outcome: Outcome) -> Evidence:
     failure = outcome.failure
     message = "" if failure is None else f"{failure}: {failure.message.splitlines()[0]}"
     return Evidence(variant.text, outcome.outputs, outcome.other_runs, message)
+
+
+def _in_own_types(case: Case, sides: Sequence[tuple[Variant, Evidence]]) -> list[Evidence]:
+    """Return the evidence of both sides in the program's own types, as float64 can be rounded to.
+
+    A side that computes in float64 is compared with the other as what the program would return.
+    """
+    recorded = [array.value for array in case.outputs or ()]
+    computed = [evidence.outputs or () for variant, evidence in sides if variant != F64]
+    of_program: Sequence[np.ndarray] = next(filter(None, (recorded, *computed)), ())
+
+    def rounded(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        if len(outputs) != len(of_program):
+            return outputs
+        with np.errstate(all="ignore"):
+            return tuple(
+                value.astype(own.dtype) if floatbits.is_inexact(value.dtype) else value
+                for value, own in zip(outputs, of_program, strict=True)
+            )
+
+    return [
+        dataclasses.replace(
+            evidence,
+            outputs=None if evidence.outputs is None else rounded(evidence.outputs),
+            other_runs=tuple(map(rounded, evidence.other_runs)),
+        )
+        if variant == F64
+        else evidence
+        for variant, evidence in sides
+    ]
 
 
 def _yardstick(

@@ -162,7 +162,7 @@ def warm(
     """
     jobs = _jobs(files, target)
     if folder is not None:
-        os.environ["SNAPRT_CACHE_DIR"] = str(named_path(folder))
+        os.environ["SNAPRT_CACHE_DIR"] = str(output.writable(folder, "--dir"))
     os.environ["SNAPRT_CACHE"] = "1"
     os.environ["SNAPRT_CACHE_MODE"] = "read-write"
     if processes is None:

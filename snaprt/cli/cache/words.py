@@ -17,6 +17,7 @@ from snaprt_cache.frame import BlobHeader
 from snaprt import shown, units
 from snaprt.cli import output
 from snaprt.compile.cached.store import open_cache
+from snaprt.errors import UsageError
 
 #: So many digits of a key are unique in any cache that fits a disk, and fit a terminal.
 SHORT_KEY: Final = 12
@@ -33,12 +34,18 @@ dir_option = click.option(
 )
 
 
+_NEEDS_CACHE: Final = ("verify", "gc", "clear", "export")  # the others find it empty
+
+
 def cache_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command with --dir and --json of a function, which gets the cache and ``as_json``."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
         def run(folder: Path | None, **options: Any) -> None:
+            if folder is not None and name in _NEEDS_CACHE and not folder.exists():
+                hint = "check the spelling; a program makes the directory when it first compiles"
+                raise UsageError(f"there is no cache directory {folder}", hint=hint)
             function(cache=open_cache(folder), **options)
 
         return click.command(name)(dir_option(output.json_option(run)))

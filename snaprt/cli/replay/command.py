@@ -24,6 +24,7 @@ from snaprt.cli.replay import formats
 from snaprt.errors import UsageError
 
 _SECONDS: Final = 120.0
+_TOLERANCES: Final = frozenset({"rtol", "atol", "max_ulp"})
 
 
 def _compiler_options(
@@ -199,6 +200,19 @@ def command(
       snaprt replay dump -j 4 --junit replay.xml --html replay.html
     """
     judges = a is not None or b is not None or reference is not None
+    if compile_only:
+        never_runs = {"repeat", *_TOLERANCES}
+        why = "cannot be combined with --compile-only"
+        output.refuse_options(context, never_runs, why, "run it too: leave out --compile-only")
+    else:
+        output.refuse_options(context, {"save_hlo"}, "needs --compile-only", "add --compile-only")
+    if judges:
+        why = "cannot be combined with --a, --b or --reference"
+        hint = "what rounding explains takes the place of a tolerance there"
+        output.refuse_options(context, _TOLERANCES, why, hint)
+    if b is not None:
+        hint = "--b names the device, too: --b gpu,optimization=0"
+        output.refuse_options(context, {"device"}, "cannot be combined with --b", hint)
     context.with_resource(forked_from_here())
     is_batch = (
         processes is not None
@@ -240,6 +254,7 @@ def command(
         save_hlo=save_hlo,
         words=_words(context),
     )
+    formats.check_writable()
     executions = batch.executions(files)
     _check(request, executions, processes, address)
     reports = {}
@@ -272,9 +287,13 @@ def _variant(
 ) -> Variant:
     if compile_only:
         return variants.compile_only(device, options)
-    if device is not None:
-        devices.check_device_name(device)
-    return with_options(parse_variant(device or "default"), options)
+    variant = parse_variant("default" if device is None else devices.check_device_name(device))
+    if variant.kind != "device":
+        raise UsageError(
+            f"--device takes cpu, gpu or tpu, and {device} is another kind of variant",
+            hint=f"--b {device} compares with it",
+        )
+    return with_options(variant, options)
 
 
 def _check(

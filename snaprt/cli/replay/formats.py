@@ -25,7 +25,7 @@ from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.errors import SnaprtError
-from snaprt.host.whole_files import write_whole, writing
+from snaprt.host.whole_files import named_path, write_whole, writing
 from snaprt.units import format_duration
 
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
@@ -101,6 +101,19 @@ def asked_for() -> Mapping[str, Path]:
     return files
 
 
+def check_writable(saved_as: Path | None = None) -> None:
+    """Refuse files that cannot be written, before the work whose reports they are for.
+
+    Raises:
+        UsageError: One of those that the options of the running command ask for is such a file.
+    """
+    files = {f"--{name}": path for name, path in asked_for().items()}
+    if saved_as is not None:
+        files["--save"] = saved_as
+    for option, path in files.items():
+        output.refuse_unwritable(named_path(path), "file", option)
+
+
 @contextlib.contextmanager
 def written(
     reports: Sequence[Report],
@@ -165,8 +178,8 @@ def _to_json(reports: Sequence[Report]) -> dict[str, Any]:
 def print_json(reports: Sequence[Report]) -> None:
     """Print what ``--json`` asks for; what failed is told on stderr, too."""
     for report in reports:
-        if report.headline.word == FAILED:
-            show(report)
+        if report.headline.status == "failed":
+            _tell_failure(report)
     output.emit_json(model.SCHEMA, _to_json(reports), model.SCHEMA_VERSION)
 
 
@@ -194,7 +207,7 @@ def verdict(headline: Headline) -> Text:
 def show(report: Report) -> None:
     """Print a report with its tables, the verdict in its color; or the error that it is."""
     if report.headline.word == FAILED:
-        output.error(shown.lines(report.headline.sentence), shown.lines(report.hint))
+        _tell_failure(report)
         return
     console = output.console
     *blocks, _ = text.blocks(report)
@@ -206,6 +219,14 @@ def show(report: Report) -> None:
         else:
             console.print(block)
     console.print(verdict(report.headline))
+    if report.headline.status == "failed":
+        _tell_failure(report)
+
+
+def _tell_failure(report: Report) -> None:
+    """Print to stderr why the exit status is 2."""
+    hint = report.hint or "name variants that can run here: --a, --b and --reference"
+    output.error(shown.lines(report.headline.sentence), shown.lines(hint))
 
 
 def show_comparison(comparison: Comparison) -> None:

@@ -87,6 +87,7 @@ def command(
       snaprt localize on_a.inputs.snap --against on_b.inputs.snap
       snaprt localize step.inputs.snap --find nonfinite
     """
+    formats.check_writable()
     context.with_resource(forked_from_here())
     file = two_sides.one_execution(file)
     case = load(file, inputs, seed)

@@ -137,6 +137,10 @@ def command(
             f"--needed {needed} is more than --repeat {repeat}",
             hint="raise --repeat, or lower --needed",
         )
+    if slower_than is not None and check != "slow-compile":
+        raise UsageError(
+            "--slower-than needs --check slow-compile", hint="add --check slow-compile"
+        )
     context.with_resource(forked_from_here())
     name: CheckName = "command" if check_command is not None else check or "mismatch"
     file = two_sides.one_execution(file)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from snaprt_replay.localize.findings import Localization
 
 _MOST_BYTES: Final = 1 << 28
+_NEEDS_PROGRAM: Final = frozenset({"explorer", "localizes", "budget", "device", "sources"})
+_NEEDS_REPORT: Final = frozenset({"save", "localized", "verbose", *formats.FORMATS})
 _PASS: Final = "pass the output of a command with --json"
 
 
@@ -112,16 +114,17 @@ def command(
       snaprt report dump/hang-001
     """
     if is_hang(file):
+        why, hint = "cannot be combined with HANG", "the report of a hang is text, or --json"
+        output.refuse_options(context, _NEEDS_PROGRAM | _NEEDS_REPORT, why, hint)
         _report_hang(file, as_json=as_json)
         context.exit(output.EXIT_MISMATCH)
+    formats.check_writable(save)
     localization = None if localized is None else findings.from_json(_read_json(localized))
     write_more: Callable[[], object] | None = None
     if _is_json(file):
-        if explorer is not None:
-            raise UsageError(
-                "--model-explorer needs a program, but a saved result contains none",
-                hint="pass the original FILE, with --localized FOUND.json",
-            )
+        why = "needs a program, but a saved result contains none"
+        hint = "pass the original FILE, with --localized FOUND.json"
+        output.refuse_options(context, _NEEDS_PROGRAM, why, hint)
         reports = saved.read(_read_json(file), str(file))
         if localization is not None:
             if len(reports) != 1:
