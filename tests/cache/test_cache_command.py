@@ -169,6 +169,16 @@ def test_clear_does_not_ask_when_told_so(cache: Cache) -> None:
     assert cache.stats().hits == 0
 
 
+@pytest.mark.parametrize("words", [("verify",), ("gc",), ("clear", "--yes"), ("export", "x")])
+def test_upkeep_of_a_directory_that_is_not_there_is_an_error(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "none"
+    done = run_program((*SNAPRT, "cache", *words, "--dir", str(path)), folder=tmp_path, status=2)
+    assert f"there is no cache directory {path}" in done.stderr
+    assert not path.exists()
+
+
 def test_path_prints_the_directory_and_nothing_else(cache: Cache) -> None:
     assert _invoke(cache, "path").stdout == f"{cache.path}\n"
 

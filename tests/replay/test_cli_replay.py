@@ -9,6 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from programs import SNAPRT, run_program
 from snaprt_replay.compare.results import comparison_from_json
 from snaprt_replay.load import sniff
 from snaprt_replay.load.load import load
@@ -95,6 +96,61 @@ def test_a_profile_that_cannot_be_written_is_an_error_with_a_hint(
     status, _, err = snaprt("replay", recorded, isolated, "--profile", folder)
     assert status == 2
     assert "not UTF-8\n\nhint: name another folder" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--save-hlo", "x"], "--save-hlo needs --compile-only"),
+        (["--compile-only", "--repeat", "2"], "--repeat cannot be combined with --compile-only"),
+        (["--a", "cpu", "--rtol", "1"], "--rtol cannot be combined with --a, --b or --reference"),
+        (["--b", "cpu", "--device", "cpu"], "--device cannot be combined with --b"),
+        (["--device", "recorded"], "recorded is another kind of variant"),
+        (["--device", "f64"], "f64 is another kind of variant"),
+        (["--html", "no/page.html"], "no directory "),
+    ],
+)
+def test_options_without_effect_are_refused(
+    snaprt: Run, recorded: Path, options: list[str], said: str
+) -> None:
+    status, out, err = snaprt("replay", recorded, *options)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_float64_is_compared_as_what_the_program_would_return(snaprt: Run, recorded: Path) -> None:
+    for side in ("--a", "--b"):
+        status, out, _ = snaprt("replay", recorded, side, "f64")
+        assert status == 0
+        assert "WITHIN ROUNDING" in out
+        assert "dtype" not in out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_variant_that_cannot_run_is_told_on_stderr(
+    snaprt: Run, recorded: Path, options: list[str]
+) -> None:
+    status, out, err = snaprt("replay", recorded, "--b", "cpu:99", *options)
+    assert status == 2
+    assert "CANNOT BE JUDGED" in out
+    assert "error: B (cpu:99) gave no result: missing device" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("JAX_PLATFORMS", "cuda", "JAX finds no device here with JAX_PLATFORMS=cuda"),
+        ("JAX_ENABLE_X64", "foo", "JAX cannot be imported: invalid truth value 'foo'"),
+        ("JAX_DEFAULT_MATMUL_PRECISION", "silly", "JAX cannot be imported: Invalid value"),
+    ],
+)
+@pytest.mark.parametrize("options", [(), ("--isolate",)])
+def test_a_setting_that_jax_refuses_is_no_error_of_ours(
+    recorded: Path, options: tuple[str, ...], name: str, value: str, said: str
+) -> None:
+    shown = run_program((*SNAPRT, "replay", str(recorded), *options), status=2, **{name: value})
+    assert said in shown.stderr
+    assert "bug" not in shown.stderr
 
 
 def test_a_time_limit_holds_for_a_single_file(snaprt: Run, recorded: Path) -> None:
