@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from snaprt_replay.load.case import Case
 from snaprt_replay.load.snapshots import recorded_environment
 from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.pipeline import read_program
+from snaprt_replay.minify.simpler import with_text
 from snaprt_replay.report import surroundings
 from snaprt_replay.report.grid import error_grid
 from snaprt_replay.report.model import (
@@ -43,7 +45,7 @@ from snaprt_replay.run import devices
 from snaprt_replay.run.player import PlayResult
 from snaprt_replay.run.rerun import DeviceReplays, Replay
 from snaprt_replay.run.trial import Trial
-from snaprt_replay.run.variants.variants import Variant, parse_variant
+from snaprt_replay.run.variants.variants import Variant, option_value, parse_variant, with_options
 from snaprt_replay.run.workers import Outcome
 
 _JUDGED: Final[Mapping[str, Status]] = {
@@ -82,7 +84,7 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
             [array.value for array in case.outputs or ()],
             [output.value for output in played.outputs],
         ),
-        commands=_commands(case.path, words),
+        commands=_commands(case.path, words, _for_search(words)),
     )
 
 
@@ -141,12 +143,21 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
         judgement=judged,
         comparison=judgement.comparison,
         grids=_grids(judgement.comparison, trial.a.outputs or (), trial.b.outputs or ()),
-        commands=_commands(case.path, words),
+        commands=_commands(case.path, words, _for_search(words)),
     )
 
 
-def of_localization(case: Case, localization: Localization, root: Path) -> Report:
-    """Return the report of a localization; see `with_localization`."""
+def of_localization(
+    case: Case, localization: Localization, root: Path, words: Sequence[str] = ()
+) -> Report:
+    """Return the report of a localization; see `with_localization`.
+
+    Args:
+        case: What was searched.
+        localization: The localization.
+        root: See `with_localization`.
+        words: The options it was made with, to be repeated in the commands.
+    """
     report = Report(
         path=str(case.path),
         headline=headline_of(localization),
@@ -154,7 +165,11 @@ def of_localization(case: Case, localization: Localization, root: Path) -> Repor
         module=case.name,
         notes=case.notes,
     )
-    return with_localization(report, case, localization, root, _sides(localization))
+    report = with_localization(report, case, localization, root)
+    sides, inputs = _sides(localization), _given(words, *_INPUTS)
+    search = [*(sides or _given(words, "--a", "--b")), *_given(words, "--against"), *inputs]
+    commands = _commands(case.path, [*sides, *inputs], search, localization)
+    return dataclasses.replace(report, commands=commands)
 
 
 def with_localization(
@@ -175,7 +190,9 @@ def with_localization(
         localization=localization,
         neighborhood=around,
         sources=surroundings.source_excerpts(locations, root),
-        commands=_commands(case.path, words, localization),
+        commands=_commands(
+            case.path, words, [*_sides(localization), *_given(words, *_INPUTS)], localization
+        ),
     )
 
 
@@ -275,7 +292,7 @@ def of_trace_error(path: Path) -> Report | None:
 def of_failure(path: Path, error: SnaprtError) -> Report:
     """Return the report of a file that could not be replayed."""
     headline = Headline("failed", FAILED, error.message)
-    return Report(str(path), headline, error.hint, commands=_commands(path, ()))
+    return Report(str(path), headline, error.hint, commands=_commands(path, (), ()))
 
 
 def _run(ran: PlayResult | Outcome, isolated: bool = True) -> RunRecord:
@@ -341,12 +358,60 @@ def _sides(localization: Localization) -> tuple[str, ...]:
     return tuple(word for option, name in both if name for word in (option, name))
 
 
+_INPUTS: Final = ("--inputs", "--random")
+
+
+def _given(words: Sequence[str], *options: str) -> list[str]:
+    """Return those of a command's words that are some options, each with its value."""
+    return [word for pair in itertools.pairwise(words) if pair[0] in options for word in pair]
+
+
+def _for_search(words: Sequence[str]) -> list[str]:
+    """Return the options of `snaprt localize` that mean what those of a replay mean."""
+    try:
+        sides = _sides_replayed(words)
+    except SnaprtError:  # JAX has devices that no variant is called after
+        sides = []
+    named = zip(("--a", "--b"), (side.text for side in sides), strict=False)
+    return [*itertools.chain.from_iterable(named), *_given(words, *_INPUTS)]
+
+
+def _sides_replayed(words: Sequence[str]) -> list[Variant]:
+    """Return the sides of a replay that run the program; none where it runs as by default."""
+
+    def values_of(option: str) -> list[str]:
+        return _given(words, option)[1::2]
+
+    flags = (flag.partition("=") for flag in values_of("--xla-flag"))
+    options = {name.lstrip("-"): option_value(value) for name, _, value in flags}
+    if disabled := values_of("--disable-hlo-pass"):
+        options["xla_disable_hlo_passes"] = ",".join(disabled)
+    first = ["recorded", *values_of("--a")][-1]
+    second = ["default", *values_of("--device"), *values_of("--b")][-1]
+    if (first, second, options) == ("recorded", "default", {}):
+        return []
+    actual = parse_variant(second)
+    if options:
+        actual = with_text(with_options(actual, options))
+    return [side for side in (parse_variant(first), actual) if side.kind != "recorded"]
+
+
 def _commands(
-    path: Path, words: Sequence[str], localization: Localization | None = None
+    path: Path,
+    words: Sequence[str],
+    search: Sequence[str],
+    localization: Localization | None = None,
 ) -> tuple[Command, ...]:
+    """Return the commands to find out more about a file.
+
+    Args:
+        path: The file.
+        words: The options to replay it with.
+        search: The options to localize and to minify it with.
+        localization: What was found so far.
+    """
     file = shell_word(str(path))
-    options = _joined(words)
-    sides = "" if localization is None else _joined(_sides(localization))
+    options, searching = _joined(words), _joined(search)
     # Where there is no reference, it was NaN and infinities that were looked for.
     localize, minify = (
         (" --find nonfinite", " --check nan")
@@ -358,10 +423,11 @@ def _commands(
         Command("Show what it contains", f"snaprt inspect {file}"),
         Command(
             "Find the operation where the difference starts",
-            f"snaprt localize {file}{sides}{localize}",
+            f"snaprt localize {file}{searching}{localize}",
         ),
         Command(
-            "Find the smallest program that still shows it", f"snaprt minify {file}{sides}{minify}"
+            "Find the smallest program that still shows it",
+            f"snaprt minify {file}{searching}{minify}",
         ),
     )
 

@@ -62,6 +62,8 @@ def test_a_spent_budget_is_no_agreement(snaprt: Run, recorded: Path) -> None:
     [
         (["--a", "recorded"], "name a side that runs the program"),
         (["--b", "cpu:x"], "a variant is"),
+        (["--a", "tpu:99"], "error: there is no tpu"),
+        (["--b", "python=/no/such/python"], "error: cannot start /no/such/python"),
     ],
 )
 def test_a_side_that_cannot_be_looked_into_is_misuse(
@@ -70,6 +72,7 @@ def test_a_side_that_cannot_be_looked_into_is_misuse(
     status, _, err = snaprt("localize", recorded, *words)
     assert status == 2
     assert told in err
+    assert "snaprt minify" not in err
 
 
 def test_another_program_is_refused(

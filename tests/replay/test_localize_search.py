@@ -270,6 +270,61 @@ def test_a_nan_that_comes_with_the_inputs_is_no_operation_s_fault(localize: Loca
     assert "come from the inputs" in found.sentence
 
 
+def take_out_of_bounds(x: jax.Array) -> jax.Array:
+    return jnp.tanh(jnp.take(x, jnp.int32(x.sum()) + 9, mode="fill"))
+
+
+def mark_in_a_scan(x: jax.Array) -> jax.Array:
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.where(i + x < 2.0, x + 1.0, jnp.nan)
+
+    return jax.lax.fori_loop(0, 3, step, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: jnp.log(jnp.diag(jnp.linalg.cholesky(-jnp.diag(x)))).sum(), "does not hold"),
+        (lambda x: jax.scipy.linalg.solve(-jnp.diag(x), x, assume_a="pos"), "does not hold"),
+        (take_out_of_bounds, "does not hold"),
+        (
+            lambda x: jnp.sin(x.at[jnp.int32(x) + 9].get(mode="fill", fill_value=jnp.nan)),
+            "not hold",
+        ),
+        (lambda x: jnp.where(x > 0.7, jnp.nan, x) * 2.0, "holds"),
+        (mark_in_a_scan, "does not hold"),
+    ],
+)
+def test_a_nan_that_is_a_constant_begins_where_the_inputs_choose_it(
+    localize: Localize, function: Callable, words: str
+) -> None:
+    x = np.linspace(0.5, 1, 4, dtype=np.float32)
+    found = localize(flat_program(function, x), [x], lambda hlo: hlo)
+    assert [one.opcode for one in found.instructions] == ["select"], found.sentence
+    assert "takes NaN, a constant of the program, where its predicate " in found.sentence
+    assert found.sentence.endswith(words)
+
+
+def test_a_nan_that_the_program_returns_for_any_input_is_no_operation_s_fault(
+    localize: Localize,
+) -> None:
+    x = np.linspace(0.5, 1, 4, dtype=np.float32)
+    program = flat_program(lambda x: jnp.where(jnp.arange(4) < 2, x, jnp.nan), x)
+    found = localize(program, [x], lambda hlo: hlo)
+    assert found.kind == "nothing"
+    assert "constants of the program" in found.sentence
+
+
+def test_a_nan_that_marks_an_overflow_is_followed_to_the_overflow(localize: Localize) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        grown = jnp.exp(x * 1000.0)
+        return jnp.where(jnp.isinf(grown), jnp.nan, grown)
+
+    x = np.linspace(0.5, 1, 4, dtype=np.float32)
+    found = localize(flat_program(function, x), [x], lambda hlo: hlo)
+    assert [one.opcode for one in found.instructions] == ["exponential"], found.sentence
+
+
 def test_an_infinity_behind_a_nan_is_followed_to_its_origin_in_a_loop(localize: Localize) -> None:
     def function(x):
         grown = jax.lax.fori_loop(0, 12, lambda _, x: x * x, x)
@@ -390,6 +445,27 @@ def test_where_only_float64_is_wide_enough_the_overflow_is_found(
     assert found.instructions[0].opcode == "exponential"
     assert "produces an infinity from finite inputs" in found.sentence
     assert "the outputs of right are finite" in found.notes[0]
+
+
+def test_where_float64_is_too_narrow_too_but_elsewhere_the_infinity_is_found(
+    localize: Localize,
+) -> None:
+    # exp(-200) is 0 in float32 alone, exp(-1000) in both.
+    x = np.asarray([[0, -200], [0, -1000]], np.float32)
+    program = flat_program(lambda x: jnp.log(jax.nn.softmax(x)) * 0.5, x)
+    found = localize(program, [x], lambda hlo: hlo, reference="f64")
+    assert [one.opcode for one in found.instructions] == ["log"], found.sentence
+    assert "produces an infinity from finite inputs" in found.sentence
+    assert "have NaN or infinity in fewer or other places" in found.notes[0]
+
+
+def test_infinities_that_belong_there_do_not_hide_what_is_amplified(localize: Localize) -> None:
+    def masked_variance(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.where(x > 1001, x, -jnp.inf), jnp.mean(x * x) - jnp.square(jnp.mean(x))
+
+    x = 1000 + np.linspace(0.1, 1.5, 6, dtype=np.float32)
+    found = localize(flat_program(masked_variance, x), [x], lambda hlo: hlo, reference="f64")
+    assert found.kind == "amplification"
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

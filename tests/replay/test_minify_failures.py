@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from flat_programs import flat_program, normal, opcodes
 from snaprt_replay.hlo import hlo_module
+from snaprt_replay.minify import script
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import CRASH, MISMATCH, NONFINITE, Check, Judge, Patience, Symptom
 from snaprt_replay.minify.cutting import Tap, normalized
@@ -86,6 +87,33 @@ def test_a_nan_is_followed_to_where_finite_values_make_it(workers: Workers) -> N
     assert found is not None
     assert opcodes(found.candidate) == ["log"]
     assert found.neighbor is not None
+
+
+def test_a_nan_that_is_a_constant_is_left_with_the_select_that_takes_it(workers: Workers) -> None:
+    def out_of_bounds(x):
+        index = jnp.int32(jnp.abs(x).sum()) + 9
+        return jnp.tanh(jnp.take(x, index, axis=0, mode="fill"))
+
+    candidate = candidate_of([flat_program(out_of_bounds, INPUTS[0]).module], INPUTS[:1])
+    found = shrunk(candidate, NONFINITE, workers, 0)
+    assert found is not None
+    assert found.symptom == Symptom("NaN")
+    assert opcodes(found.candidate) == ["broadcast", "select"]
+    assert len(found.candidate.inputs) == 2
+
+
+def test_a_nan_that_is_returned_for_any_input_is_another_failure(workers: Workers) -> None:
+    def run(one: Candidate, side: int):
+        return workers.submit(CPU, one.content(side), one.inputs)
+
+    def symptom_of(function) -> Symptom | None:
+        program = flat_program(function, INPUTS[0])
+        return NONFINITE.see(candidate_of([program.module], INPUTS[:1]), run)
+
+    constant = Symptom("NaN, a constant of the program")
+    assert symptom_of(lambda x: (jnp.sin(x), jnp.full(3, jnp.nan))) == constant
+    assert symptom_of(lambda x: (jnp.log(x), jnp.full(3, jnp.nan))) == Symptom("NaN")
+    assert symptom_of(lambda x: (jnp.sin(x), jnp.log(jnp.full(3, -1.0)))) == Symptom("NaN")
 
 
 REFUSED = """HloModule refused
@@ -213,6 +241,27 @@ def test_the_script_names_nothing_but_jax_and_numpy(minified: Path) -> None:
     assert set(imports) <= {*sys.stdlib_module_names, "jax", "numpy"}
 
 
+@pytest.mark.parametrize(
+    ("function", "value", "words"),
+    [
+        (lambda x: jnp.log(-x), 1.0, "is not finite, though all inputs are"),
+        (lambda x: x - x, np.inf, "is NaN, though no input is"),
+        (lambda x: 1 / jnp.where(jnp.isnan(x), 0.0, x), np.nan, "is infinite, though no input is"),
+    ],
+)
+def test_the_script_says_of_the_inputs_what_is_true_of_them(
+    workers: Workers, tmp_path: Path, function: Callable, value: float, words: str
+) -> None:
+    x = np.full(2, value, np.float32)
+    program = flat_program(function, x)
+    found = shrunk(candidate_of([program.module], [x]), NONFINITE, workers, 0)
+    assert found is not None
+    # As it is, because a smaller program may take other inputs.
+    whole = found.original
+    assert script.write_and_run(tmp_path / "repro.py", whole, found, NONFINITE, None)
+    assert words in (tmp_path / "repro.py").read_text()
+
+
 def test_the_issue_has_the_program_the_failure_and_the_versions(minified: Path) -> None:
     text = (minified / "ISSUE.md").read_text()
     for part in ("wrong values from `sine`", "stablehlo.sine", "python repro.py", "jaxlib: "):
@@ -272,6 +321,24 @@ def test_where_nothing_fails_no_folder_is_left(minified: Path, tmp_path: Path) -
     words = ["minify", str(minified.parent / "right.hlo.pb"), "-o", str(tmp_path / "out")]
     words += ["--inputs", str(minified.parent / "inputs.npz"), "--check", "nan"]
     assert CliRunner().invoke(group, words).exit_code == 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("check", ["crash", "mismatch", "nan", "slow-compile"])
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        ("tpu:99", "there is no tpu"),
+        ("python=/no/such/python", "cannot start /no/such/python: No such file or directory"),
+    ],
+)
+def test_a_side_that_is_not_here_is_no_failure_of_the_program(
+    minified: Path, tmp_path: Path, check: str, side: str, message: str
+) -> None:
+    words = ["minify", str(minified.parent / "right.hlo.pb"), "-o", str(tmp_path / "out")]
+    words += ["--inputs", str(minified.parent / "inputs.npz"), "--check", check, "--a", side]
+    done = CliRunner().invoke(group, words)
+    assert message in str(done.exception)
     assert not (tmp_path / "out").exists()
 
 

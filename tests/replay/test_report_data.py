@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from sample_reports import HOSTILE, sample_report
+from snaprt_replay import gather
+from snaprt_replay.load.load import load
 from snaprt_replay.report import model, saved, text
 from snaprt_replay.report.surroundings import source_excerpts
+from snaprt_replay.run.rerun import replay
 
 from snaprt import shown
 from snaprt.errors import UsageError
@@ -69,6 +72,63 @@ def test_a_command_is_taken_by_a_shell_as_it_was_meant(name):
     told = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
     assert told.stdout.decode() == name
     assert word.startswith("$'") or shlex.split(word) == [name]
+
+
+def commands_in(report: model.Report) -> dict[str, str]:
+    """Return the options of each of a report's commands, as they are written."""
+    words = (command.text.split(maxsplit=3) for command in report.commands)
+    return {name: " ".join(options) for _, name, _, *options in words}
+
+
+@pytest.mark.parametrize(
+    ("words", "search"),
+    [
+        (["--repeat", "2"], ""),
+        (["--random", "3"], "--random 3"),
+        (["--device", "cpu:0", "--inputs", "in.npz"], "--a cpu:0 --inputs in.npz"),
+        (
+            ["--device", "cpu", "--xla-flag", "xla_a=True", "--disable-hlo-pass", "fusion"],
+            "--a 'cpu,xla-flags=--xla_a=true --xla_disable_hlo_passes=fusion'",
+        ),
+        (["--b", "cpu,fast-math", "--reference", "f64"], "--a cpu,fast-math"),
+        (["--a", "cpu", "--b", "interpreter"], "--a cpu --b interpreter"),
+        (["--a", "cpu,fast-math", "--b", "recorded"], "--a cpu,fast-math"),
+        (["--device", "metal"], ""),
+    ],
+)
+def test_the_commands_search_what_was_replayed(recorded: Path, words: list[str], search: str):
+    report = gather.of_replay(replay(recorded), words)
+    replaying = " ".join(map(shown.shell_word, words))
+    assert commands_in(report) == {
+        "replay": replaying,
+        "inspect": "",
+        "localize": search,
+        "minify": search,
+    }
+
+
+def test_the_commands_search_again_what_was_searched(recorded: Path):
+    found = sample_report().localization
+    assert found is not None
+    inputs = ["--random", "3"]
+    sides = dataclasses.replace(found, suspect="cpu", reference="f64", instructions=())
+    report = gather.of_localization(load(recorded), sides, Path(), inputs)
+    both = "--a cpu --b f64 --random 3"
+    assert commands_in(report) == {
+        "replay": both,
+        "inspect": "",
+        "localize": both,
+        "minify": both,
+    }
+    files = dataclasses.replace(sides, suspect="cpu of a.snap", reference="cpu of b.snap")
+    words = ["--against", "old/b.snap", "--budget", "9", *inputs]
+    report = gather.of_localization(load(recorded), files, Path(), words)
+    assert commands_in(report) == {
+        "replay": "--random 3",
+        "inspect": "",
+        "localize": "--against old/b.snap --random 3",
+        "minify": "--against old/b.snap --random 3",
+    }
 
 
 def test_source_lines_come_from_python_files_below_the_folder_alone(tmp_path: Path):

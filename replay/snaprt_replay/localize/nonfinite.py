@@ -1,13 +1,16 @@
 """Find the first operation that makes a NaN or an infinity of finite inputs, on one side alone.
 
 Follow a NaN to where it first appears; where that operation reads an infinity, follow the infinity
-too. Infinities among the program's constants, for example in masks, are inputs like any other.
+too. Infinities among the program's constants, for example in masks, are inputs like any other. A
+NaN among them is no fault until a select takes it because of the inputs, as where an index is out
+of bounds: that select is where the NaN begins.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +31,8 @@ from snaprt_replay.localize.sides import (
 )
 
 Bad = Callable[[np.ndarray], bool]
+
+_ON_TRUE: Final = 1  # the operand that a select takes where its predicate holds
 
 
 def has_nan(array: np.ndarray) -> bool:
@@ -53,11 +58,17 @@ class Origin:
     operands: Sequence[tuple[str, np.ndarray]]  # the values that it read, by name
     result: Sequence[tuple[str, np.ndarray]]  # the values that it produced, by name
     made: str  # "NaN" or "an infinity"
+    # Which operand of a select is the constant that it takes; None if the value is a computed one.
+    constant: int | None = None
 
     @property
     def from_finite(self) -> bool:
-        """Return whether all values that it read were finite."""
-        return all(is_finite(array) for _, array in self.operands)
+        """Return whether all values that it read were finite, apart from that constant."""
+        return all(
+            is_finite(array)
+            for number, (_, array) in enumerate(self.operands)
+            if number != self.constant
+        )
 
 
 def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> Origin | None:
@@ -79,6 +90,12 @@ def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> 
 
 def origin_sentence(origin: Origin) -> str:
     """Return the result of a search for NaN and Inf in one sentence."""
+    if origin.constant is not None:
+        holds = "holds" if origin.constant == _ON_TRUE else "does not hold"
+        return (
+            f"{place_text(origin.place)} takes {origin.made}, a constant of the program, where its "
+            f"predicate {holds}"
+        )
     inputs = "finite inputs" if origin.from_finite else f"inputs without {origin.made}"
     return f"{place_text(origin.place)} produces {origin.made} from {inputs}"
 
@@ -152,14 +169,38 @@ class _Search:
         result = _of(values, instruction.id)
         if not any(map(self.bad, result.values())):
             return None  # the bad value is a constant in the same region
+        constant = None
         if any(self.bad(array) for operand in operands for array in operand.values()):
-            return None
+            constant = self._constant_taken(frame, instruction, operands)
+            if constant is None:
+                return None
         return Origin(
             frame.line.place(instruction, frame.names),
             [pair for operand in operands for pair in _named(frame, operand)],
             _named(frame, result),
             self.kind,
+            constant,
         )
+
+    def _constant_taken(
+        self, frame: ComputationFrame, select: XlaMessage, operands: Sequence[Values]
+    ) -> int | None:
+        """Return which operand is a NaN of the program that a select takes because of the inputs.
+
+        None if the instruction is no select, or takes no such operand.
+        """
+        line = frame.line
+        if self.bad is not has_nan or select.opcode != "select":
+            return None
+        if not line.depends_on_inputs(select.operand_ids[0]):
+            return None
+        predicate, *choices = (next(iter(operand.values())) for operand in operands)
+        for number, choice in enumerate(choices, _ON_TRUE):
+            if not line.depends_on_inputs(select.operand_ids[number]):
+                taken = predicate if number == _ON_TRUE else ~predicate
+                if has_nan(choice[np.broadcast_to(taken, choice.shape)]):
+                    return number
+        return None
 
 
 def _enter_loop(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -87,6 +88,7 @@ def localize(
             inputs or results.
         SnapshotError: A module cannot be read.
         ExecutionError: A side fails on a part of the program.
+        DeviceError: There is no such device or interpreter as a side runs on.
     """
     request = request or LocalizeRequest()
     check_playable(case, 1)
@@ -149,8 +151,9 @@ def search(
         recorded: The recorded outputs, to report which side reproduces them.
 
     Raises:
-        UsageError: The two are not the same program.
+        UsageError: The two are not the same program, or a side cannot run such a program.
         ExecutionError: A side fails on a part of the program.
+        DeviceError: There is no such device or interpreter as a side runs on.
     """
     task = _task(session, sides, inputs)
     try:
@@ -203,11 +206,11 @@ def _between_variants(
     session = task.session
     state = Search(session)
     finding = state.whole(task.frame, outputs)
-    if find == "auto" and finding.kind in _NO_FAULT and _only_suspect_is_nonfinite(task, outputs):
-        # A value that overflows its dtype is nobody's fault, but the NaN begins somewhere.
+    if find == "auto" and finding.kind in _NO_FAULT and _is_misplaced(task, outputs):
+        # A value that exceeds its dtype's range is nobody's fault, but the NaN begins somewhere.
         result = _localize_nonfinite(task, outputs)
         if result.kind == "instruction":
-            return dataclasses.replace(result, notes=(_note_on_range(task),))
+            return dataclasses.replace(result, notes=(_note_on_range(task, outputs),))
     effects: tuple[PassEffect, ...] = ()
     if state.healed is not None and finding.kind == "interaction" and vary is not None:
         effects = try_passes(session, state.healed, vary)
@@ -332,18 +335,24 @@ def _is_nonfinite(outputs: Pair) -> bool:
 _NO_FAULT: Final = ("amplification", "candidates")
 
 
-def _only_suspect_is_nonfinite(task: _Task, outputs: Pair) -> bool:
+def _is_misplaced(task: _Task, outputs: Pair) -> bool:
+    """Return whether the suspect makes NaN or infinities of finite inputs where they do not belong.
+
+    The reference may have some too, in other places: float64 also overflows, only later.
+    """
     return (
         _is_nonfinite(outputs)
-        and all(map(nonfinite.is_finite, outputs.reference.values()))
+        and math.isinf(outputs.error())
         and all(map(nonfinite.is_finite, task.inputs))
     )
 
 
-def _note_on_range(task: _Task) -> str:
+def _note_on_range(task: _Task, outputs: Pair) -> str:
     suspect, reference = task.sides
+    finite = all(map(nonfinite.is_finite, outputs.reference.values()))
+    have = "are finite" if finite else "have NaN or infinity in fewer or other places"
     return (
-        f"the outputs of {reference.name} are finite, and no instruction is proven to go wrong on "
+        f"the outputs of {reference.name} {have}, and no instruction is proven to go wrong on "
         f"{suspect.name}: a value exceeds the range of its dtype, or rounding errors grow"
     )
 

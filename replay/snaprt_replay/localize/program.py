@@ -160,6 +160,16 @@ class Line:
             if instruction.id in source_ids and instruction.opcode not in NO_WORK
         ]
 
+    def needed_for(self, instruction_id: int) -> list[XlaMessage]:
+        """Return the instructions that a value is computed from, and its own, in any order."""
+        needed = reached([instruction_id], lambda needed_id: self.by_id[needed_id].operand_ids)
+        return [self.by_id[needed_id] for needed_id in needed]
+
+    def depends_on_inputs(self, instruction_id: int) -> bool:
+        """Return whether a value is computed from a parameter, and not from constants alone."""
+        needed = self.needed_for(instruction_id)
+        return any(instruction.opcode == "parameter" for instruction in needed)
+
     def place(self, instruction: XlaMessage, frame: Sequence[str] = ()) -> InstructionPlace:
         """Describe an instruction for a person."""
         operands = [self.by_id[operand_id] for operand_id in instruction.operand_ids]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from snaprt.errors import ExecutionError
+from snaprt.errors import SnaprtError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece
 from snaprt_replay.localize.findings import (
@@ -431,7 +431,7 @@ def try_passes(
             side = vary(addition)
             try:
                 error, failed = Pair(run(side), whole.reference, whole.moved).error(), ""
-            except ExecutionError as failure:
+            except SnaprtError as failure:
                 error, failed = math.inf, failure.message
             effects.append(PassEffect(side.name, error, failed))
     except BudgetSpentError:
@@ -446,7 +446,7 @@ def _passes_that_change(
     with tempfile.TemporaryDirectory() as folder:
         try:
             run(vary(f"xla-flags=--xla_dump_to={folder} --xla_dump_hlo_pass_re=.*"))
-        except ExecutionError:
+        except SnaprtError:
             return ()
         matches = [_AFTER.search(path.name) for path in sorted(Path(folder).iterdir())]
     names = dict.fromkeys(match[1] for match in matches if match is not None)

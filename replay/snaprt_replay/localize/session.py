@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -60,6 +61,10 @@ _KEPT_EXTRACTS = 8
 _ANSWER = ".answer"
 
 
+CANNOT_RUN: Final = ("missing device", "unsupported")
+"""The kinds of failure that say nothing about a program, but that a side cannot run it here."""
+
+
 class BudgetSpentError(Exception):
     """The user's budget of seconds is spent. This error never leaves this package."""
 
@@ -101,6 +106,8 @@ class Session:
         Raises:
             BudgetSpentError: The budget was spent before an order could start.
             ExecutionError: A side cannot compile or run a piece.
+            DeviceError: There is no such device or interpreter as a side runs on.
+            UsageError: A side cannot run such a program.
         """
         return [[*finish()] for finish in [self._start(order) for order in orders]]
 
@@ -227,6 +234,8 @@ def _key(side: str, hlo: bytes, inputs: Sequence[np.ndarray]) -> tuple[str, str]
 
 def _failed(side: Side, outcome: Outcome) -> SnaprtError:
     assert outcome.failure is not None
+    if outcome.failure.kind in CANNOT_RUN:
+        return outcome.failure.as_error(side.name)
     return ExecutionError(
         f"{side.name} fails on a part of the program: {outcome.failure}: {outcome.failure.message}",
         hint="`snaprt minify` finds the smallest program with this failure",

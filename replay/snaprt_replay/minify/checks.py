@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.hlo.literals import TUPLE, literal_to_array
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.measure import error_between
-from snaprt_replay.localize.nonfinite import has_infinity, has_nan
-from snaprt_replay.localize.session import BudgetSpentError
+from snaprt_replay.localize.nonfinite import Bad, has_infinity, has_nan
+from snaprt_replay.localize.program import FlatModule
+from snaprt_replay.localize.session import CANNOT_RUN, BudgetSpentError
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.run.workers import Outcome
 
@@ -58,7 +60,14 @@ class Symptom:
 
 
 class UnjudgedError(Exception):
-    """It cannot be determined whether a candidate fails. Never raised out of this package."""
+    """It cannot be determined whether a candidate fails. Never raised out of this package.
+
+    Args:
+        obstacle: The user's error, if there is no way to run the candidate here.
+    """
+
+    def __init__(self, obstacle: SnaprtError | None = None) -> None:
+        self.obstacle = obstacle
 
 
 class RunCandidate(Protocol):
@@ -86,11 +95,23 @@ class Check:
     seconds: float = 0.0  # how long compiling may take, if the failure is slow compilation
 
 
+def _finished(running: Future[Outcome]) -> Outcome:
+    """Return the outcome of a side that can run programs.
+
+    Raises:
+        UnjudgedError: It cannot, so that it shows no failure of the program.
+    """
+    outcome = running.result()
+    if outcome.failure is not None and outcome.failure.kind in CANNOT_RUN:
+        raise UnjudgedError(outcome.failure.as_error("the candidate"))
+    return outcome
+
+
 def _see_mismatch(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     running = [run(candidate, 0)]
     if candidate.expected is None:
         running.append(run(candidate, 1))
-    outcome, *reference = [future.result() for future in running]
+    outcome, *reference = map(_finished, running)
     right = reference[0].outputs if reference else candidate.expected
     if right is None or outcome.outputs is None or len(right) != len(outcome.outputs):
         raise UnjudgedError
@@ -109,33 +130,55 @@ def _is_as_wrong(first: Symptom, symptom: Symptom) -> bool:
 
 
 def _see_nonfinite(candidate: Candidate, run: RunCandidate) -> Symptom | None:
-    outputs = run(candidate, 0).result().outputs
+    outputs = _finished(run(candidate, 0)).outputs
     if outputs is None:
         raise UnjudgedError
     for what, has in (("NaN", has_nan), ("an infinity", has_infinity)):
-        if any(map(has, outputs)) and not any(map(has, candidate.inputs)):
-            return Symptom(what)
+        bad = [number for number, output in enumerate(outputs) if has(output)]
+        if bad and not any(map(has, candidate.inputs)):
+            is_constant = all(_is_constant(candidate, number, has) for number in bad)
+            return Symptom(f"{what}, a constant of the program" if is_constant else what)
     return None
 
 
+def _is_constant(candidate: Candidate, number: int, bad: Bad) -> bool:
+    """Return whether a bad output is a constant of the program, whatever the inputs are.
+
+    A program with such an output alone is no smaller form of one whose inputs make it fail.
+    """
+    line = FlatModule(candidate.modules[0], {}).entry
+    output = line.root.operand_ids[number]
+    return not line.depends_on_inputs(output) and any(
+        bad(literal_to_array(instruction.literal))
+        for instruction in line.needed_for(output)
+        if instruction.opcode == "constant" and instruction.shape.element_type != TUPLE
+    )
+
+
 def _see_crash(candidate: Candidate, run: RunCandidate) -> Symptom | None:
-    failure = run(candidate, 0).result().failure
+    failure = _finished(run(candidate, 0)).failure
     return None if failure is None else Symptom(failure.kind, message=failure.signature)
 
 
 MISMATCH: Final = Check("mismatch", _see_mismatch, _is_as_wrong)
 """The suspect's outputs differ from those of the reference side, or from the expected ones."""
 NONFINITE: Final = Check("nan", _see_nonfinite)
-"""The outputs contain a NaN or an infinity, but the inputs do not."""
+"""The outputs contain a NaN or an infinity, but the inputs do not.
+
+If it is a constant of the program, whatever the inputs are, that is another failure.
+"""
 CRASH: Final = Check("crash", _see_crash)
-"""The suspect returns no outputs: it crashes, is rejected, fails, hangs, or runs out of memory."""
+"""The suspect returns no outputs: it crashes, is rejected, fails, hangs, or runs out of memory.
+
+If there is no such device or interpreter, that is no failure of the program.
+"""
 
 
 def slow_compile(seconds: float) -> Check:
     """Return the check that compiling takes longer than it may."""
 
     def see(candidate: Candidate, run: RunCandidate) -> Symptom | None:
-        outcome = run(candidate, 0).result()
+        outcome = _finished(run(candidate, 0))
         timed_out = outcome.failure is not None and outcome.failure.signature == "compile timeout"
         if outcome.failure is not None and not timed_out:
             raise UnjudgedError
@@ -205,6 +248,7 @@ class Judge:
 
     Attributes:
         symptom: What the failure looks like; None until `look_first` has seen it.
+        obstacle: Why a candidate could not be run here; None if all could.
         asked: How many different candidates were looked at.
         passing: The candidates that pass and were made from the last program that fails.
     """
@@ -214,6 +258,7 @@ class Judge:
         self.run = run
         self.patience = patience
         self.symptom: Symptom | None = None
+        self.obstacle: SnaprtError | None = None
         self.asked = 0
         self.passing: list[Candidate] = []
         self._answers: dict[str, Answer] = {}
@@ -312,5 +357,6 @@ class Judge:
     def _look(self, candidate: Candidate) -> Symptom | Literal["passes", "cannot be told"]:
         try:
             return self.check.see(candidate, self.run) or "passes"
-        except UnjudgedError:
+        except UnjudgedError as error:
+            self.obstacle = error.obstacle or self.obstacle
             return "cannot be told"

@@ -90,6 +90,7 @@ def minify(
 
     Raises:
         UsageError: There are no inputs, a side cannot be run, or the programs are not the same.
+        DeviceError: There is no such device or interpreter as a side runs on.
         SnapshotError: A module cannot be read, or neither the folder nor one for temporary files
             can be written.
     """

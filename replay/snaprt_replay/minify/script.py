@@ -21,8 +21,9 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt_replay import floatbits
 from snaprt_replay.compare.tolerance import default_for
+from snaprt_replay.localize.nonfinite import is_finite
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.checks import Check
+from snaprt_replay.minify.checks import Check, Symptom
 from snaprt_replay.minify.shrink import Shrunk
 
 _MOST_IN_TEXT: Final = 64  # elements of an array: more of them do not help a reader
@@ -92,7 +93,8 @@ def script(
     platform, _, number = (device or "").partition(":")
     wide = any(dtype.itemsize == 8 and dtype.kind in "fiu" for dtype in _dtypes(candidate, results))
     judge = _JUDGING[check.name]
-    body = judge.format(failure=str(shrunk.symptom), seconds=f"{check.seconds:.3g}")
+    holds, though = _promise(candidate, shrunk.symptom)
+    body = judge.format(seconds=f"{check.seconds:.3g}", holds=holds, though=though)
     if check.name == "mismatch":
         assert right is not None
         body = _tolerances(right) + body
@@ -114,6 +116,15 @@ def script(
         body,
     ]
     return "\n".join(filter(None, parts)).rstrip() + "\n"
+
+
+def _promise(candidate: Candidate, symptom: Symptom) -> tuple[str, str]:
+    """Return what should hold for the outputs, and what to say of one for which it does not."""
+    if all(map(is_finite, candidate.inputs)):
+        return "np.isfinite(wide).all()", "not finite, though all inputs are"
+    if symptom.what.startswith("NaN"):
+        return "not np.isnan(wide).any()", "NaN, though no input is"
+    return "not np.isinf(wide).any()", "infinite, though no input is"
 
 
 def _in_lines(text: str) -> str:
@@ -218,10 +229,9 @@ print("right here")
 _NOT_FINITE: Final = """
 outputs = [np.asarray(output) for output in compile_program(inputs)(*inputs)]
 for number, got in enumerate(outputs):
-    assert np.isfinite(got.astype("complex128")).all(), (
-        f"output {{number}} is not finite, though all inputs are:\\n{{got}}"
-    )
-print("finite here")
+    wide = got.astype("complex128")
+    assert {holds}, f"output {{number}} is {though}:\\n{{got}}"
+print("no failure here")
 """
 
 _CRASH: Final = """

@@ -97,10 +97,16 @@ def shrink(
         patience: How long to look.
         taps: Returns the ways to record a program's intermediate values.
         tell: Called with a line of progress.
+
+    Raises:
+        DeviceError: There is no such device or interpreter as a side runs on.
+        UsageError: A side cannot run such a program.
     """
     with Judge(check, functools.partial(_run, start), patience) as judge:
         first = judge.look_first(candidate)
         if first is None:
+            if judge.obstacle is not None:
+                raise judge.obstacle
             return None
         tell(f"{candidate.length}: {first}")
         judge.adopt(first)
@@ -284,8 +290,8 @@ def _around(frame: ComputationFrame, origin: Origin) -> Candidate | None:
                 }
                 boundary = [
                     operand
-                    for operand in instruction.operand_ids
-                    if line.by_id[operand].opcode != "constant"
+                    for number, operand in enumerate(instruction.operand_ids)
+                    if line.by_id[operand].opcode != "constant" and number != origin.constant
                 ]
                 piece = Piece((instruction.id,), frozenset(boundary))
                 return Source((line,), {number: number for number in line.by_id}).cut(piece, values)
