@@ -76,8 +76,9 @@ def try_case(
     yardstick, notes = _yardstick(reference, reference_outcome, center.result(), samples.result())
     count = max(len(outcome.outputs or ()) for outcome in (first, second, reference_outcome))
     names = player.output_names(case, count)
-    evidence = _in_own_types(case, [(a, _evidence(a, first)), (b, _evidence(b, second))])
-    judgement = judge(*evidence, yardstick, names, (*adaptations, *notes))
+    sides = [(a, _evidence(a, first)), (b, _evidence(b, second))]
+    of_a, of_b = _in_own_types(case, sides)
+    judgement = judge(of_a, of_b, yardstick, names, (*adaptations, *notes))
     return Trial(case, first, second, reference_outcome, judgement)
 
 

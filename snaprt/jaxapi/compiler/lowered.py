@@ -77,10 +77,12 @@ class _Warnings:
     def __getattr__(self, name: str) -> Any:
         return getattr(warnings, name)
 
-    def warn(self, message: Any, *args: Any, stacklevel: int = 1, **kwargs: Any) -> None:
+    def warn(
+        self, message: Any, category: Any = None, stacklevel: int = 1, source: Any = None
+    ) -> None:
         """Warn as `warnings.warn`, but not of donations where this thread is quiet."""
         if not (_warned.is_quiet and str(message).startswith("Some donated buffers were not")):
-            warnings.warn(message, *args, stacklevel=stacklevel + 1, **kwargs)
+            warnings.warn(message, category, stacklevel + 1, source)
 
 
 @once
