@@ -30,7 +30,7 @@ from snaprt.hlo.proto import (
     serialize,
 )
 from snaprt.host.whole_files import remove_leftovers, temporary_folder
-from snaprt.snapshot.share.pack import writing_shared
+from snaprt.snapshot.share.pack import refuse_device, writing_shared
 from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.tolerance import EXACT, ToleranceRequest
 from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
@@ -287,9 +287,10 @@ def export(path: Path, to: str, out: Path, *, replace: bool = False) -> Case:
     Raises:
         SnapshotError: The file cannot be read, or has not what the form needs, or cannot be
             written.
-        UsageError: ``out`` is there already, or the form cannot hold it.
+        UsageError: ``out`` is there already, or is no file, or the form cannot hold it.
     """
     form = FORMS[to]
+    refuse_device(out)
     if out.is_dir() or (out.exists() and not replace):
         raise UsageError(
             f"{out} already exists", hint="name another path, or pass --replace to overwrite a file"

@@ -13,7 +13,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, Final, TextIO, TypeVar, cast
 
@@ -22,6 +22,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
+from snaprt import shown
 from snaprt.errors import UsageError
 from snaprt.host import interruptions
 from snaprt.host.whole_files import named_path, writing
@@ -76,11 +77,25 @@ class _Remarks:
         return getattr(sys.stderr, name)
 
 
-def _console(file: TextIO | None) -> Console:
+class _Results:
+    """What is standard output at the moment. What its encoding lacks is spelt out."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stdout.write(text)
+        except UnicodeEncodeError:
+            encoding = sys.stdout.encoding
+            return sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+
+def _console(file: object, *, stderr: bool = False) -> Console:
     make = functools.partial(
         Console,
-        file=file,
-        stderr=file is not None,
+        file=cast("TextIO", file),
+        stderr=stderr,
         highlight=False,
         markup=False,
         emoji=False,
@@ -93,17 +108,20 @@ def _console(file: TextIO | None) -> Console:
 
 
 #: For data: what the user asked for.
-console: Final = _console(None)
+console: Final = _console(_Results())
 #: For progress and logs.
-log: Final = _console(cast("TextIO", _Remarks()))
+log: Final = _console(_Remarks(), stderr=True)
 
 
 def error(message: str, hint: str = "") -> None:
-    """Print ``error:`` and what happened, and below it ``hint:`` and what to do, to stderr."""
-    log.print(Text.assemble(("error:", "bold red"), f" {message}"))
+    """Print ``error:`` and what happened, and below it ``hint:`` and what to do, to stderr.
+
+    Both may have words from files and from the command line.
+    """
+    log.print(Text.assemble(("error:", "bold red"), f" {shown.lines(message)}"))
     if hint:
         log.print()
-        log.print(Text.assemble(("hint:", "bold cyan"), f" {hint}"))
+        log.print(Text.assemble(("hint:", "bold cyan"), f" {shown.lines(hint)}"))
 
 
 def writable(folder: Path, option: str) -> Path:
@@ -197,9 +215,25 @@ def print_json(data: Mapping[str, Any]) -> None:
 
     Args:
         data: Also dataclasses, paths, numpy scalars, tuples and sets. Numbers that JSON does not
-            have become the strings ``NaN``, ``Infinity`` and ``-Infinity``.
+            have become the strings ``NaN``, ``Infinity`` and ``-Infinity``. It is UTF-8 in every
+            locale; bytes of file names and variables that are not are escaped: ``\\udce9``.
     """
-    click.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False)
+    _print(text, text.encode("utf-8", "backslashreplace"))  # whose escapes are JSON's own
+
+
+def print_line(text: object) -> None:
+    """Print a line of data to stdout: bytes of file names that are not UTF-8 as they are."""
+    line = str(text)
+    try:
+        _print(line, os.fsencode(line))
+    except UnicodeEncodeError:  # surrogates that stand for no byte
+        _print(line, line.encode("utf-8", "backslashreplace"))
+
+
+def _print(text: str, encoded: bytes) -> None:
+    # Who calls us in this process may have put a `StringIO` there, which takes no bytes.
+    click.echo(encoded if hasattr(sys.stdout, "buffer") else text)
 
 
 def _plain(value: Any) -> Any:
@@ -239,6 +273,23 @@ def given_options(
             value = [f"{key}={setting}" for key, setting in value.items()]
         values = value if isinstance(value, list | tuple) else [value]
         yield option, tuple(word for item in values for word in (option.opts[0], str(item)))
+
+
+def refuse_options(context: click.Context, names: Collection[str], why: str, hint: str) -> None:
+    """Refuse options that would have no effect.
+
+    Args:
+        context: Of the running command.
+        names: The options, as the command's function calls them.
+        why: Follows the option's name in the error.
+        hint: What to do.
+
+    Raises:
+        UsageError: The user gave one of them.
+    """
+    named = [option for option in context.command.params if option.name in names]
+    for option, _ in given_options(context, named):
+        raise UsageError(f"{option.opts[0]} {why}", hint=hint)
 
 
 def json_option(function: _AnyFunction) -> _AnyFunction:

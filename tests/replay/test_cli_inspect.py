@@ -126,6 +126,15 @@ def test_hostile_names_do_not_reach_the_terminal(inspect: Run, tmp_path: Path) -
         assert "\x1b" not in inspect(path, *words)[1]
 
 
+def test_a_hostile_name_that_is_not_there_does_not_reach_the_terminal(
+    inspect: Run, recorded: Path
+) -> None:
+    status, _, err = inspect(recorded, "--array", "\x1b[31m")
+    assert status == 2
+    assert r"no array named \x1b[31m" in err
+    assert "\x1b" not in err
+
+
 def test_statistics_leave_out_what_is_not_finite() -> None:
     values = np.array([1.0, -2.0, 0.0, np.nan, np.inf, -np.inf], np.float32)
     one = describe(NamedArray("a", values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 from recordings import record
 
+from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.store import ArrayStore
 
 Run = Callable[..., tuple[int, str, str]]
@@ -49,7 +51,7 @@ def test_a_packed_file_is_replayed_looked_into_and_unpacked(
     pack = tmp_path / "all.pack"
     status, out, err = snaprt("pack", *inputs(dump), "-o", pack)
     assert (status, len(out.splitlines())) == (0, 6)
-    assert "packed 6 snapshots and 1 stored arrays" in err
+    assert "packed 6 snapshots and 1 stored array," in err
     status, out, _ = snaprt("replay", pack)
     assert status == 0
     assert "3 files: 3 MATCH" in out
@@ -112,7 +114,7 @@ def test_what_was_recorded_is_listed_and_filtered(snaprt: Run, dump: Path) -> No
     assert [line.split()[:3] for line in out.splitlines()[1:]] == [
         ["train_step", str(10 + number), str(number)] for number in range(3)
     ]
-    assert "1 stored arrays" in err
+    assert "1 stored array," in err
     for words, steps in (
         (("--step", "11"), [11]),
         (("--step", "11:"), [11, 12]),
@@ -141,6 +143,53 @@ def test_listing_names_damaged_files_and_goes_on(snaprt: Run, dump: Path, tmp_pa
     assert snaprt("ls", tmp_path / "none")[0] == 2
     assert snaprt("ls", dump, "--graph", "(")[0] == 2
     assert snaprt("ls", dump, "--step", "x")[0] == 2
+
+
+def test_what_is_no_file_in_place_of_a_snapshot_is_listed_as_damaged(
+    snaprt: Run, dump: Path
+) -> None:
+    link, pipe = dump / "a.inputs.snap", dump / "b.outputs.snap"
+    link.symlink_to("nowhere")
+    os.mkfifo(pipe)
+    status, out, err = snaprt("ls", dump)
+    assert status == 1
+    assert len(out.splitlines()) == 4
+    assert f"{link} is a symbolic link that leads nowhere" in err
+    assert f"cannot read {pipe}: it is a pipe" in err
+
+
+def put_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def put_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (put_folder, "which is a directory"),
+        (put_link, "which does not exist"),
+        (os.mkfifo, "it is a pipe"),
+    ],
+)
+def test_what_is_no_file_in_place_of_a_stored_array_is_named(
+    snaprt: Run, dump: Path, put: Callable[[Path], None], said: str
+) -> None:
+    (stored,) = (dump / "arrays").rglob("*.npy*")
+    stored.unlink()
+    put(stored)
+    status, _, err = snaprt("replay", inputs(dump)[0])
+    assert status == 2
+    assert str(stored) in err
+    assert said in err
+    status, out, err = snaprt("ls", dump)
+    assert status == 1
+    assert len(out.splitlines()) == 4
+    assert f"needs: {stored}: " in err
+    assert snaprt("prune", dump, "--older-than", "0")[0] == 0
+    assert os.path.lexists(stored)
 
 
 def test_a_packed_file_whose_directory_is_damaged_is_not_listed_as_empty(
@@ -179,6 +228,18 @@ def test_a_failed_execution_is_listed_with_its_error(snaprt: Run, tmp_path: Path
     status, out, _ = snaprt("ls", tmp_path, "--failed")
     assert status == 0
     assert "ValueError: too bad" in out
+
+
+def test_another_device_is_told_in_words(snaprt: Run, tmp_path: Path) -> None:
+    gpu = schema.DeviceRecord("gpu", "NVIDIA H200", 3, 0)
+    arguments = {"weights": WEIGHTS, "x": jnp.ones((2, 64), jnp.bfloat16)}
+    path = record(tmp_path, train_step, arguments)
+    other = record(tmp_path / "other", train_step, arguments, devices=(gpu,))
+    name = path.name.replace(".inputs.", ".outputs.")
+    (other.parent / name).rename(tmp_path / name)
+    status, _, err = snaprt("replay", path)
+    assert status == 2
+    assert "devices gpu 3 (NVIDIA H200) of process 0, not cpu 0 (cpu) of process 0" in err
 
 
 def test_pruning_says_what_it_would_remove_and_removes_it(snaprt: Run, dump: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import signal
 import textwrap
@@ -57,6 +58,18 @@ def test_a_path_that_is_taken_is_left_alone(form: str, recorded: Path, tmp_path:
         export(recorded, form, out)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert out.read_text() == "precious"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_pipe_or_a_device_is_never_replaced(form: str, recorded: Path, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for out in (pipe, link):
+        with pytest.raises(UsageError, match=f"{out}: it is a pipe or a device"):
+            export(recorded, form, out, replace=True)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
 
 
 def test_what_a_killed_export_left_goes_with_the_next_one(recorded: Path, tmp_path: Path) -> None:

@@ -149,9 +149,20 @@ def test_inputs_that_do_not_fit_are_refused(
 def test_an_inputs_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in.npz").write_bytes(b"nonsense")
     np.save(tmp_path / "one.npy", np.ones(3))
-    for name in ("in.npz", "one.npy", "absent.npz"):
-        with pytest.raises(SnapshotError):
+    np.savez(tmp_path / "objects.npz", arg0=np.array([{}], dtype=object))
+    (tmp_path / "folder").mkdir()
+    said = {
+        "in.npz": "is not an .npz file",
+        "one.npy": "is one .npy array, not an .npz file",
+        "objects.npz": "it holds Python objects, not numbers",
+        "folder": ": Is a directory",
+        "absent.npz": "there is no file",
+    }
+    for name, words in said.items():
+        with pytest.raises(SnapshotError) as caught:
             read_inputs(tmp_path / name, PARAMETERS)
+        assert words in caught.value.message
+        assert "allow_pickle" not in caught.value.message
 
 
 def zipped() -> bytes:
@@ -169,6 +180,7 @@ def zipped() -> bytes:
         (b"hello, world\n" * 20, "text, but not a module"),
         (zipped(), "a zip archive or .npz"),
         (gzip.compress(b"x" * 100, mtime=0), "gzip"),
+        (b'hlo_module {\n  name: "jit_step"\n', "a snapshot or module that XLA wrote as text"),
         (b"\x7fELF" + bytes(200), "a program or library"),
         (bytes(range(256)) * 20, "is not a file that snaprt can replay"),
         (b"ML\xefR" + bytes(50), "cannot read the module"),

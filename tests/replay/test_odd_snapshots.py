@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from programs import run_program
+from recordings import record
 
 from snaprt.snapshot.format.schema import first_line
 
@@ -83,6 +86,34 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inputs_of(folder: Path) -> Path:
     return min(folder.glob("*.inputs.snap"))
+
+
+@pytest.mark.parametrize("word", ["\ud800", "caf\udce9"])
+def test_words_that_are_no_unicode_are_shown_and_are_json(
+    snaprt: Command, tmp_path: Path, word: str
+) -> None:
+    (tmp_path / "plain").mkdir()
+    x = {"x": jnp.ones(3)}
+    plain = record(tmp_path / "plain", jnp.sin, x)
+    fields = {
+        "name": word,
+        "host": word,
+        "reason": word,
+        "versions": {"jax": word},
+        "environment": {"TPU_NAME": word},
+        "source_locations": (f"/{word}/train.py:1 (step)",),
+    }
+    path = record(tmp_path, jnp.sin, {word: jnp.ones(3)}, **fields)
+    words = (("ls", tmp_path), ("inspect", path), ("diff", path, plain), ("replay", path))
+    for command in words:
+        assert snaprt(*command)[0] < 2
+        status, out, _ = snaprt(*command, "--json")
+        assert status < 2
+        out.encode()
+        assert json.loads(out)
+    facts = json.loads(snaprt("inspect", path, "--json")[1])["facts"]
+    assert facts["environment"] == f"TPU_NAME {word}"
+    assert snaprt("pack", path, "-o", tmp_path / "a.pack", "--redact", "paths")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["laid_out", "laid_out_sharded"])

@@ -150,10 +150,12 @@ def test_a_loop_of_links_beside_recorded_executions_harms_none(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(GOOD, file := tmp_path / GOOD.name)
-    (tmp_path / "loop.inputs.snap").symlink_to("loop.inputs.snap")
+    (loop := tmp_path / "loop.inputs.snap").symlink_to("loop.inputs.snap")
     assert cli.main(["pack", str(file), "-o", str(tmp_path / "out.pack")]) == output.EXIT_OK
-    assert cli.main(["ls", str(tmp_path)]) == output.EXIT_OK
-    assert "lazy_graph" in capfd.readouterr().out
+    assert cli.main(["ls", str(tmp_path)]) == output.EXIT_MISMATCH
+    shown = capfd.readouterr()
+    assert "lazy_graph" in shown.out
+    assert f"{loop} is a symbolic link that leads nowhere" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -279,6 +280,36 @@ def test_numbers_that_json_does_not_have_become_words(capsys):
         "a": ["NaN", "Infinity", "-Infinity"],
         "b": "x",
     }
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_bytes_of_names_that_are_not_utf_8_are_printed_in_every_locale(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+):
+    path = Path(os.fsdecode(b"caf\xe9/\xc3\xa9"))
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding, errors="strict"))
+    output.emit_json("snaprt.test", {"a": path, "b": "\ud800 é"})
+    told = json.loads(printed.getvalue().decode("utf-8"))
+    assert (told["a"], told["b"]) == (str(path), "\ud800 é")
+    printed.truncate(0)
+    printed.seek(0)
+    output.print_line(path)
+    assert printed.getvalue() == b"caf\xe9/\xc3\xa9\n"
+    output.console.print(str(path))
+    assert rb"caf\udce9" in printed.getvalue()
+
+
+def test_json_is_printed_where_stdout_takes_text_alone(monkeypatch: pytest.MonkeyPatch):
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", printed)
+    output.print_json({"a": "caf\udce9"})
+    assert json.loads(printed.getvalue()) == {"a": "caf\udce9"}
+
+
+def test_errors_show_what_a_terminal_would_obey(capsys):
+    output.error("no \x1b[31m", "not \u202e")
+    assert capsys.readouterr().err == "error: no \\x1b[31m\n\nhint: not \\u202e\n"
 
 
 def test_saved_metrics_are_shown_as_the_report_and_as_json(snaprt, tmp_path: Path):

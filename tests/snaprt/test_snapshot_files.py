@@ -22,7 +22,12 @@ from snaprt.host.whole_files import remove_leftovers
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.arrays import DTYPE_NAMES, true_dtype
 from snaprt.snapshot.format.places import is_snapshot
-from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
+from snaprt.snapshot.format.read import (
+    open_snapshot,
+    read_manifest,
+    sibling_inputs,
+    sibling_outputs,
+)
 from snaprt.snapshot.format.repeated import Encoded, EncodedArrays, Form
 from snaprt.snapshot.format.write import write_file, write_snapshot
 
@@ -311,6 +316,44 @@ def test_file_names_are_safe_and_hold_what_tells_executions_apart() -> None:
     assert not schema.file_name(odd).startswith(".")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("graph_id", "x/../../escaped"),
+        ("graph_id", "0123456789ABCDEF"),
+        ("graph_id", "0123456789abcdef\n"),
+        ("run", "../../escaped"),
+        ("run", "1a2b3c4"),
+        ("time", 1e300),
+        ("time", -1e11),
+        ("process", -1),
+        ("executable", 1 << 80),
+        ("device_index", -1),
+        ("execution_count", 10**300),
+        ("run_number", -1),
+    ],
+)
+def test_what_no_recorder_writes_leads_to_no_other_folder_and_is_refused(
+    field: str, value: float | str, tmp_path: Path
+) -> None:
+    execution = dataclasses.replace(EXECUTION, **{field: value})
+    assert "/" not in schema.file_name(execution)
+    assert "\\" not in schema.file_name(execution)
+    path = tmp_path / "a.inputs.snap"
+    write_snapshot(path, dataclasses.replace(contents({}), execution=execution))
+    for read in (open_snapshot, read_manifest):
+        with pytest.raises(SnapshotError, match=f"damaged: its manifest has an invalid {field}: "):
+            read(path)
+
+
+@pytest.mark.parametrize("time", [b"NaN", b"Infinity", b"-1e999"])
+def test_a_time_that_is_no_number_is_refused(time: bytes) -> None:
+    text = schema.to_json(schema.Manifest(EXECUTION, {}, ()))
+    assert schema.from_json(text).execution == EXECUTION
+    with pytest.raises(ValueError, match="its manifest has an invalid time: "):
+        schema.from_json(text.replace(str(EXECUTION.time).encode(), time))
+
+
 def test_an_array_that_is_not_there_is_an_error_that_lists_those_that_are(tmp_path: Path) -> None:
     path = tmp_path / "a.inputs.snap"
     write_snapshot(path, contents({"w": np.zeros(1), "b": np.zeros(1)}))
@@ -364,6 +407,12 @@ def test_every_truncation_is_an_error_that_names_the_file(whole: Path) -> None:
         with pytest.raises(SnapshotError, match=r"is truncated|is empty|is not a|damaged") as e:
             read_all(broken)
         assert str(broken) in e.value.message
+
+
+def test_a_damaged_header_of_an_array_is_called_so(whole: Path) -> None:
+    whole.write_bytes(whole.read_bytes().replace(b"'descr'", b"'descr "))
+    with pytest.raises(SnapshotError, match=r"array noise: the \.npy header is damaged\n"):
+        open_snapshot(whole).array("noise")
 
 
 def test_a_file_cut_in_the_middle_is_called_cut_short(whole: Path) -> None:

@@ -127,6 +127,24 @@ def test_a_file_that_is_there_is_not_written_over_unasked(dump: Path, tmp_path: 
     assert places.is_pack_file(out)
 
 
+def test_a_hostile_snapshot_writes_nothing_outside_of_the_folder(tmp_path: Path) -> None:
+    hostile = record(tmp_path / "from", model, ARGUMENTS, graph_id="x/../../../escaped")
+    assert hostile.parent == tmp_path / "from"
+    before = files_in(tmp_path)
+    with pytest.raises(SnapshotError, match="invalid graph_id: 'x/"):
+        pack([hostile], tmp_path / "to" / "a" / "hostile.pack", ["paths"])
+    assert files_in(tmp_path) == before
+
+
+def test_a_pipe_or_a_device_is_neither_replaced_nor_written_to(dump: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for replace in (False, True):
+        with pytest.raises(UsageError, match="pipe: it is a pipe or a device"):
+            pack([first_of(dump)], pipe, replace=replace)
+    assert pipe.is_fifo()
+
+
 def test_an_error_leaves_no_packed_file(dump: Path, tmp_path: Path) -> None:
     stored = next((dump / "arrays").rglob("*.npy*"))
     stored.unlink()

@@ -299,6 +299,17 @@ def test_pruning_leaves_an_old_array_that_was_reused_just_now(
     assert array.exists()
 
 
+def test_nothing_is_pruned_while_a_snapshot_is_a_link_to_nowhere(
+    tmp_path: Path, store: ArrayStore
+) -> None:
+    path = record(tmp_path, model, arguments(), store=store)
+    path.unlink()
+    path.symlink_to("not mounted")
+    with pytest.raises(SnapshotError, match="nothing was removed"):
+        prune.prune(tmp_path, age=0)
+    assert len(stored(tmp_path)) == 1
+
+
 def test_nothing_is_pruned_while_a_snapshot_is_damaged(tmp_path: Path, store: ArrayStore) -> None:
     path = record(tmp_path, model, arguments(), store=store)
     path.write_bytes(path.read_bytes()[:-20])

@@ -175,7 +175,7 @@ def _of_snapshot(file: SnapshotFile) -> FileContents:
 def _sharding_text(sharding: ShardingRecord) -> str:
     mesh = ", ".join(
         f"{name} {size}"
-        for name, size in zip(sharding.axis_names, sharding.axis_sizes, strict=True)
+        for name, size in zip(sharding.axis_names, sharding.axis_sizes, strict=False)
     )
     axes = ", ".join("+".join(entry) or "-" for entry in sharding.spec)
     named = f" mesh ({mesh}) spec ({axes})" if mesh else ""

@@ -85,16 +85,26 @@ def _named(value: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
 
 def _read_npz(path: Path, check: str = "check --inputs") -> Mapping[str, np.ndarray]:
     hint = "write an .npz file with numpy.savez(FILE, arg0=..., arg1=...)"
+    reason: object
     try:
         with open_file(path) as file:
-            loaded = np.load(file, allow_pickle=False)
-            if not isinstance(loaded, np.lib.npyio.NpzFile):
+            start = file.read(len(np.lib.format.MAGIC_PREFIX))
+            if start == np.lib.format.MAGIC_PREFIX:
                 raise SnapshotError(f"{path} is one .npy array, not an .npz file", hint=hint)
+            if not start.startswith(b"PK"):  # or NumPy takes it for a pickle
+                raise SnapshotError(f"{path} is not an .npz file", hint=hint)
+            file.seek(0)
+            loaded = np.load(file, allow_pickle=False)
             return {name: loaded[name] for name in loaded.files}
     except FileNotFoundError as error:
         raise SnapshotError(f"there is no file {path}", hint=check) from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise SnapshotError(f"cannot read arrays from {path}: {error}", hint=hint) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise SnapshotError(f"cannot read arrays from {path}: {reason}", hint=hint) from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        holds_objects = "allow_pickle" in str(error)
+        reason = "it holds Python objects, not numbers" if holds_objects else error
+        raise SnapshotError(f"cannot read arrays from {path}: {reason}", hint=hint) from error
 
 
 def _as_expected(value: np.ndarray, expected: Signature, what: str) -> np.ndarray:

@@ -68,7 +68,7 @@ def sniff(path: Path) -> str:
             return name
     raise SnapshotError(
         f"{path} is not a file that snaprt can replay{_what_it_is(head)}",
-        hint=f"supported files: {', '.join(FORMATS)}",
+        hint=_DUMP_AS_PROTO if _is_proto_text(head) else f"supported files: {', '.join(FORMATS)}",
     )
 
 
@@ -176,8 +176,19 @@ _FOREIGN: Final = (
 )
 
 
+_DUMP_AS_PROTO: Final = "dump it with --xla_dump_hlo_as_proto and without --xla_dump_hlo_as_text"
+_PROTO_TEXT_START = re.compile(r"hlo(_module)? *\{")
+
+
+def _is_proto_text(head: bytes) -> bool:
+    """Return whether it is one of XLA's messages as text, from which nothing reads it back."""
+    return _PROTO_TEXT_START.match(_text(head)) is not None
+
+
 def _what_it_is(head: bytes) -> str:
     for magic, words in _FOREIGN:
         if head.startswith(magic):
             return f": it looks like {words}"
+    if _is_proto_text(head):
+        return ": it is a snapshot or module that XLA wrote as text"
     return ": it is text, but not a module" if _text(head) else ""

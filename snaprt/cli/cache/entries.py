@@ -243,4 +243,4 @@ def path(cache: Cache, as_json: bool) -> None:
         content = {"path": cache.path, "index": cache.index_path}
         output.emit_json("snaprt.cache.path", content)
     else:
-        click.echo(cache.path)
+        output.print_line(cache.path)

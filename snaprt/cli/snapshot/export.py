@@ -53,4 +53,4 @@ def command(file: Path, to: str, out: Path, replace: bool, as_json: bool) -> Non
         return
     for note in case.notes:
         output.log.print(f"note: {note}")
-    click.echo(out)
+    output.print_line(out)

@@ -72,7 +72,7 @@ def _print_text(
     if as_json:
         output.emit_json("snaprt.inspect", {"path": file_contents.path, form: text})
     else:
-        click.echo(shown.lines(text))
+        output.print_line(shown.lines(text))
 
 
 def _print_array(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from snaprt.errors import SnaprtError, SnapshotError, UsageError
 from snaprt.snapshot.format import places, schema
 from snaprt.snapshot.format.read import open_snapshot, read_manifest
 from snaprt.snapshot.share import prune
-from snaprt.units import format_size
+from snaprt.units import counted, format_size
 
 _FEW_BYTES: Final = 256 << 20  # of stored arrays, which are read in a second
 
@@ -70,12 +71,11 @@ def _range(text: str | None) -> tuple[float, float]:
     if text is None:
         return -math.inf, math.inf
     first, colon, last = text.partition(":")
-    try:
-        return int(first or 0), int(last) if last else (math.inf if colon else int(first))
-    except ValueError:
-        raise UsageError(
-            f"{text!r} is not a number or a range", hint="write 7, 7:12 or 7:"
-        ) from None
+    with contextlib.suppress(ValueError):
+        span = int(first or 0), int(last) if last else (math.inf if colon else int(first))
+        if span[0] <= span[1]:
+            return span
+    raise UsageError(f"{text!r} is not a number or a range", hint="write 7, 7:12 or 7:")
 
 
 @click.command("ls")
@@ -120,6 +120,10 @@ def command(
       snaprt ls dump --graph train --step 100:200 --json
       snaprt ls dump --ranks
     """
+    if by_rank:
+        filters = {"graph", "step", "execution", "device", "failed", "check"}
+        why, hint = "cannot be combined with --ranks", "--ranks shows all that each rank recorded"
+        output.refuse_options(context, filters, why, hint)
     pattern = None if graph is None else _compiled(graph)
     steps, executions = _range(step), _range(execution)
 
@@ -156,7 +160,7 @@ def command(
 
 def _exit(context: click.Context, damaged: Sequence[str]) -> NoReturn:
     for error in damaged:
-        output.error(shown.lines(error))
+        output.error(error)
     context.exit(output.EXIT_MISMATCH if damaged else output.EXIT_OK)
 
 
@@ -177,11 +181,15 @@ def _read_all(place: Path, tell: Callable[[int, int], None]) -> tuple[list[_List
     paths = places.snapshots_in(place)
     if not paths and place.is_file():
         damaged.append(f"{place} is damaged: it contains no readable snapshot")
+    paths += prune.unreadable_snapshots(place) if place.is_dir() else []
     for count, path in enumerate(paths, 1):
         try:
             files.append(_listed(path, *read_manifest(path)))
         except SnaprtError as error:
-            damaged.append(error.message)
+            leads_nowhere = path.is_symlink() and not path.exists()
+            damaged.append(
+                f"{path} is a symbolic link that leads nowhere" if leads_nowhere else error.message
+            )
         tell(count, len(paths))
     return files, damaged
 
@@ -207,8 +215,7 @@ def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Itera
         seen |= set(fresh)
         try:
             for member, size in fresh.items():
-                if places.size(place / member) != size:
-                    raise SnapshotError(f"{place / member} is damaged; {file.path} needs it")
+                _check_stored_size(place / member, size, file.path)
             if check or (reads and fresh):
                 snapshot = open_snapshot(file.path)
                 for member in fresh:
@@ -217,9 +224,17 @@ def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Itera
                     snapshot.check()
         except SnaprtError as error:
             yield error.message
-        except OSError as error:
-            reason = error.strerror or error
-            yield f"cannot read an array that {file.path} needs: {error.filename}: {reason}"
+
+
+def _check_stored_size(stored: Path, size: int, needed_by: Path) -> None:
+    try:
+        actual = places.size(stored)
+    except OSError as error:
+        raise SnapshotError(
+            f"cannot read an array that {needed_by} needs: {stored}: {error.strerror or error}"
+        ) from error
+    if actual != size:
+        raise SnapshotError(f"{stored} is damaged; {needed_by} needs it")
 
 
 def _rows(files: Iterable[_Listed]) -> list[ExecutionRow]:
@@ -263,10 +278,9 @@ def _show(rows: list[ExecutionRow], stored: int, stored_bytes: int) -> None:
         output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
     total = format_size(sum(row.file_bytes for row in rows))
     count = sum(row.run == 1 for row in rows)
-    executions = "execution" if count == 1 else "executions"
-    output.log.print(f"{count} recorded {executions}, {total}")
+    output.log.print(f"{counted(count, 'recorded execution')}, {total}")
     if stored:
-        output.log.print(f"{stored} stored arrays, {format_size(stored_bytes)}")
+        output.log.print(f"{counted(stored, 'stored array')}, {format_size(stored_bytes)}")
 
 
 def _cells(row: ExecutionRow) -> list[str]:

@@ -14,7 +14,7 @@ from snaprt.cli import output, progress
 from snaprt.snapshot.share import redact
 from snaprt.snapshot.share.pack import Packed, pack, unpack
 from snaprt.snapshot.share.prune import AGE, orphans, prune
-from snaprt.units import format_size
+from snaprt.units import counted, format_size
 
 
 @click.command("pack")
@@ -88,12 +88,12 @@ def _report(packed: Packed, word: str, as_json: bool) -> None:
         output.emit_json("snaprt.pack", vars(packed))
         return
     for name in packed.snapshots:
-        click.echo(name)
+        output.print_line(name)
     for note in packed.notes:
         output.log.print(f"note: {note}")
     output.log.print(
-        f"{word} {len(packed.snapshots)} snapshots and {packed.arrays} stored arrays, "
-        f"{format_size(packed.bytes)}: {packed.path}"
+        f"{word} {counted(len(packed.snapshots), 'snapshot')} and "
+        f"{counted(packed.arrays, 'stored array')}, {format_size(packed.bytes)}: {packed.path}"
     )
 
 
@@ -125,7 +125,7 @@ def prune_command(directory: Path, age: float, dry_run: bool, as_json: bool) -> 
         output.emit_json("snaprt.prune", {"removed": not dry_run, "arrays": unused_arrays})
         return
     for orphan in unused_arrays:
-        click.echo(orphan.path)
+        output.print_line(orphan.path)
     word = "would be removed" if dry_run else "removed"
     total = format_size(sum(orphan.bytes for orphan in unused_arrays))
-    output.log.print(f"{len(unused_arrays)} stored arrays, {total}: {word}")
+    output.log.print(f"{counted(len(unused_arrays), 'stored array')}, {total}: {word}")

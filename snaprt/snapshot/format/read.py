@@ -29,6 +29,7 @@ _LONGEST_HEADER = 4096  # bytes of a .npy header; numpy's own are 128 for any sh
 _MOST_PER_BYTE = {"none": 1, "zstd": 1 << 16, "zstd-shuffled": 1 << 16}
 """Raw bytes that one stored byte can stand for; zstd's densest block: 128 KiB in 4 bytes."""
 _RECORD_AGAIN = "the file cannot be used; record the execution again"
+_COPY_ARRAYS = "copy the folder arrays/ with the snapshots again"
 
 
 def open_snapshot(path: str | os.PathLike[str]) -> SnapshotFile:
@@ -204,6 +205,11 @@ class SnapshotFile:
                 f"there is no file {self.path}", hint="check the path and that the disk is mounted"
             ) from error
         except IsADirectoryError as error:
+            if stored is not None:
+                raise SnapshotError(
+                    f"{what} of {self.path} is stored separately in {stored}, which is a directory",
+                    hint=_COPY_ARRAYS,
+                ) from error
             raise SnapshotError(
                 f"{self.path} is a directory, not a snapshot", hint="name one .snap file in it"
             ) from error
@@ -212,7 +218,7 @@ class SnapshotFile:
                 f"cannot read {stored or self.path}: {error.strerror or error}",
                 hint="name a file that you have permission to read"
                 if stored is None
-                else "copy the folder arrays/ with the snapshots again",
+                else _COPY_ARRAYS,
             ) from error
         except Exception as error:  # the many ways in which zipfile, zstd and numpy refuse bytes
             subject = f"{what}: " if what else ""
@@ -342,7 +348,10 @@ def _read_npy_header(source: BinaryIO, record: schema.ArrayRecord) -> None:
     header = io.BytesIO(start + arrays.read_exactly(source, length))
     if np.lib.format.read_magic(header) != (1, 0):
         raise ValueError("the .npy header has another version")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
+    try:
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
+    except Exception as error:  # it is parsed as Python, whose own words help nobody
+        raise ValueError("the .npy header is damaged") from error
     if (shape, fortran_order, dtype.str) != (record.stored_shape, False, record.stored_dtype):
         raise ValueError("the .npy header does not match the manifest")
 

@@ -49,6 +49,11 @@ Index = tuple[tuple[int, int], ...]
 """Where a part of an array begins and ends in each dimension of the whole."""
 
 _LONGEST_NAME = 120  # of a graph, in a file name: file systems allow 255 bytes for all of it
+_UNSAFE_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+=-]+")
+_GRAPH_ID = re.compile(r"[0-9a-f]{16}")
+_RUN = re.compile(r"(?:[0-9a-f]{8})?")  # format 1.0 has none
+_MOST = 1 << 63  # of what is counted, and numbers processes, executables and devices
+_FARTHEST = 6e10  # seconds from 1970, before or after: years that every calendar has
 
 
 @dataclass(frozen=True)
@@ -293,30 +298,54 @@ def from_json(text: bytes) -> Manifest:
     """Parse a manifest and check each value; keys of a newer minor version are ignored.
 
     Raises:
-        ValueError: It is not JSON, a key is missing or has a value of another kind.
+        ValueError: It is not JSON, a key is missing or has a value of another kind, or one that
+            snaprt never writes and that would end up in the name of a file, or in a date.
     """
     import msgspec
 
     try:
-        return msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, RecursionError):
-        pass  # such as NaN, and words that are no Unicode, which Python's parser takes
-    try:
-        return msgspec.convert(json.loads(text), Manifest)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ValueError(f"its manifest: {error}") from error
+        # Such as NaN, and words that are no Unicode, which Python's parser takes.
+        try:
+            manifest = msgspec.convert(json.loads(text), Manifest)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise ValueError(f"its manifest: {error}") from error
+    _check_identity(manifest.execution)
+    return manifest
+
+
+def _check_identity(execution: ExecutionRecord) -> None:
+    """Refuse what no recorder writes of that by which files are named and told apart."""
+    allowed = {
+        "graph_id": _GRAPH_ID.fullmatch(execution.graph_id) is not None,
+        "run": _RUN.fullmatch(execution.run) is not None,
+        "time": abs(execution.time) <= _FARTHEST,  # NaN is not
+        **{name: 0 <= getattr(execution, name) < _MOST for name in _COUNTED},
+    }
+    for name, is_allowed in allowed.items():
+        if not is_allowed:
+            value = repr(getattr(execution, name))
+            raise ValueError(f"its manifest has an invalid {name}: {value:.100}")
+
+
+_COUNTED = ("process", "executable", "device_index", "execution_count", "run_number")
 
 
 def file_name(execution: ExecutionRecord) -> str:
     """Return the snapshot's file name, safe on every common file system."""
-    name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", execution.name).strip(".")[:_LONGEST_NAME]
+    name = _safe(execution.name).strip(".")[:_LONGEST_NAME]
     return (
-        f"{name or 'graph'}.{execution.graph_id}"
-        f"-process{execution.process:06d}{f'-run{execution.run}' if execution.run else ''}"
+        f"{name or 'graph'}.{_safe(execution.graph_id)}"
+        f"-process{execution.process:06d}{f'-run{_safe(execution.run)}' if execution.run else ''}"
         f"-executable{execution.executable:06d}"
         f"-device{execution.device_index:06d}-execution{execution.execution_count:06d}"
         f"{_again(execution)}{SUFFIXES[execution.role]}"
     )
+
+
+def _safe(text: str) -> str:
+    return _UNSAFE_IN_A_NAME.sub("_", text)
 
 
 def _again(execution: ExecutionRecord) -> str:

@@ -38,9 +38,24 @@ def contradiction(record: schema.ExecutionRecord, other: schema.ExecutionRecord)
         expected, actual = getattr(record, field), getattr(other, field)
         if expected != actual:
             words = field.removesuffix("_id").removesuffix("_count")
-            return f"its manifest has {words} {actual}, not {expected}"
+            return f"its manifest has {words} {_not(actual, expected)}"
     apart = abs(record.time - other.time)
     return f"it ran {apart:.0f} s apart" if apart > _MOST_SECONDS_APART else ""
+
+
+def _not(actual: object, expected: object) -> str:
+    """Say in words that one value is not another; of devices, the first in which they differ."""
+    if isinstance(actual, tuple) and isinstance(expected, tuple):
+        pairs = zip(actual, expected, strict=False)
+        numbers = f"numbering {len(actual)}", len(expected)
+        actual, expected = next((pair for pair in pairs if pair[0] != pair[1]), numbers)
+    return f"{_in_words(actual)}, not {_in_words(expected)}"
+
+
+def _in_words(value: object) -> str:
+    if not isinstance(value, schema.DeviceRecord):
+        return str(value)
+    return f"{value.platform} {value.id} ({value.kind}) of process {value.process}"
 
 
 def whole_executions(files: Sequence[Path]) -> tuple[Path, ...]:
@@ -228,7 +243,7 @@ def _why_not(
     if theirs.role != role:
         return f"its manifest has role {theirs.role}, not {role}"
     if theirs.device != device:
-        return f"its manifest has device {theirs.device}, not {device}"
+        return f"its manifest has device {_not(theirs.device, device)}"
     return contradiction(execution, theirs)
 
 

@@ -63,8 +63,9 @@ def pack(
 
     Raises:
         SnapshotError: A file is damaged or missing, or cannot be written.
-        UsageError: Two files have one name, or ``out`` is there.
+        UsageError: Two files have one name, or ``out`` is there, or is no file.
     """
+    refuse_device(out)
     if out.exists() and not replace:
         raise UsageError(f"{out} already exists", hint="name another file, or pass --replace")
     paths = whole_executions(files)
@@ -201,6 +202,19 @@ def _extract(pack: Path, name: str, target: Path) -> None:
             os.fsync(sink.fileno())
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise _damaged(pack, error) from error
+
+
+def refuse_device(out: Path) -> None:
+    """Refuse a pipe or a device, which a file would replace, or which takes none of its kind.
+
+    Raises:
+        UsageError: ``out`` is one.
+    """
+    if out.exists() and not out.is_file() and not out.is_dir():
+        raise UsageError(
+            f"cannot write {out}: it is a pipe or a device",
+            hint="name a file in an existing directory",
+        )
 
 
 def writing_shared(

@@ -31,12 +31,23 @@ class Orphan:
 
 
 def stored_arrays(folder: Path) -> list[Path]:
-    """Return the files in the store of a folder."""
+    """Return the files in the store of a folder, but no links that lead nowhere, and no pipes."""
     return sorted(
         path
         for path in (folder / store.FOLDER).glob("*/*")
-        if store.MEMBER.fullmatch(path.relative_to(folder).as_posix())
+        if store.MEMBER.fullmatch(path.relative_to(folder).as_posix()) and path.is_file()
     )
+
+
+def unreadable_snapshots(folder: Path) -> list[Path]:
+    """Return what has the name of a recording in a folder, and is a link to nowhere or a pipe."""
+    readable = {path.name for path in places.snapshots_in(folder)}
+    endings = tuple(schema.SUFFIXES.values())
+    return [
+        folder / name
+        for name in sorted(os.listdir(folder))
+        if name.endswith(endings) and name not in readable and not name.startswith(".")
+    ]
 
 
 def orphans(folder: Path, age: float = AGE) -> list[Orphan]:
@@ -54,7 +65,7 @@ def orphans(folder: Path, age: float = AGE) -> list[Orphan]:
     # Only now: a snapshot that is written from here on makes its arrays new.
     referenced = {
         record.member
-        for path in places.snapshots_in(folder)
+        for path in (*places.snapshots_in(folder), *unreadable_snapshots(folder))
         for record in _manifest_arrays(path)
         if record.in_store
     }

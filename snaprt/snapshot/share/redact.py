@@ -8,6 +8,7 @@ What the module computes with stays: its operations, their shapes, and its const
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -232,11 +233,19 @@ def _check_no_path_is_left(file: SnapshotFile, contents: schema.Contents) -> Non
     }
     for path in sorted(paths - {"/"}):
         for where, content in places.items():
-            if path.encode() in content:
+            if any(form in content for form in _forms(path)):
                 raise SnapshotError(
                     f"cannot share {file.path} without paths: its {where} still contains {path}",
                     hint="please report this; --redact names removes more",
                 )
+
+
+def _forms(path: str) -> tuple[bytes, ...]:
+    """Return as which bytes a path may stand in a file: what is no Unicode is spelt out, or not."""
+    forms = [path.encode("utf-8", "backslashreplace")]
+    with contextlib.suppress(UnicodeEncodeError):
+        forms.append(os.fsencode(path))
+    return tuple(forms)
 
 
 def _notes(
