@@ -150,14 +150,27 @@ def test_programs_without_room_cost_one_line_and_the_run_goes_on(train, tmp_path
 
 @pytest.mark.parametrize("kind", ["module", "collected"])
 def test_a_program_that_the_cache_cannot_store_has_failed(collected, tmp_path, kind):
-    (tmp_path / "file").touch()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "v1").touch()  # in the way of the directory of the entries
     (tmp_path / "module.mlir").write_text(MODULE)
     programs = collected if kind == "collected" else tmp_path / "module.mlir"
-    cache = tmp_path / "file" / "cache"
     done = snaprt("cache", "warm", programs, "--target", "cpu", "-j", 1, "--dir", cache)
     assert done.returncode == 2
     assert f"  The compile cache in {cache} cannot " in done.stderr
     assert "0 programs compiled for cpu" in done.stderr
+
+
+def test_a_cache_directory_that_cannot_be_made_is_an_error_before_anything_is_compiled(
+    collected, tmp_path
+):
+    (tmp_path / "file").touch()
+    done = snaprt(
+        *("cache", "warm", collected, "--target", "cpu", "--dir", tmp_path / "file" / "cache")
+    )
+    assert done.returncode == 2
+    assert f"error: cannot write to {tmp_path / 'file' / 'cache'}: Not a directory" in done.stderr
+    assert "compiled" not in done.stderr
 
 
 def test_a_run_that_wants_nothing_compiled_is_an_error(tmp_path):

@@ -61,9 +61,9 @@ def versions() -> Mapping[str, str]:
 
 
 def _system() -> str:
-    """Return what `platform.platform` says, which starts a program to find the processor out.
+    """Return what `platform.platform` says on Linux, without starting a program as that does.
 
-    Starting one lets Python show the program's warnings again.
+    Starting one lets Python show the warnings of this one again.
     """
     uname, library = platform.uname(), "".join(platform.libc_ver())
     parts = (uname.system, uname.release, uname.machine, library and f"with-{library}")
