@@ -219,6 +219,20 @@ def test_a_file_of_a_form_has_the_bytes_of_one_that_is_written_by_itself(tmp_pat
             assert b"".join(parts) == alone.read_bytes()
 
 
+def test_a_file_is_sound_though_the_program_has_written_to_an_array(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(size=3000)
+    form = write_file(tmp_path / "first.inputs.snap", contents({"noise": noise}), None).form
+    assert form is not None
+    lately = EncodedArrays()
+    for number in range(1, 4):
+        if number == 3:
+            noise[7] = 0.5
+        parts = form.parts(number, 0, 0.0, [noise], lambda _: noise, lately)
+        (tmp_path / "next.inputs.snap").write_bytes(b"".join(parts))
+        snapshot = open_snapshot(tmp_path / "next.inputs.snap")
+        np.testing.assert_array_equal(snapshot.array("noise"), noise)
+
+
 class _Source:
     """What can be referred to weakly."""
 
@@ -229,7 +243,7 @@ def test_an_array_is_encoded_again_once_it_is_another_or_was_not_asked_for_latel
     def of(source: object, compression: str = "zstd") -> Encoded:
         encoded = lately.get(source, compression)
         if encoded is None:
-            encoded = Encoded(bytes(1 << 20), len(made), "")
+            encoded = Encoded(bytes(1 << 20), len(made), "", is_result=True)
             made.append(encoded)
             lately.add(source, compression, encoded)
         return encoded

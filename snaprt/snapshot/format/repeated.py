@@ -30,9 +30,8 @@ _NUMBERS: Final = ("execution_count", "step", "time")
 
 _ENCODED_BYTES: Final = 16 << 20
 """When as much is kept of arrays, what was not asked for since half of it is let go."""
-_ENTRY_BYTES: Final = (
-    4 << 10
-)  # that an array counts for beside that: it slows the garbage collector
+_ENTRY_BYTES: Final = 4 << 10
+"""What an array counts for beside its content: it slows the garbage collector."""
 
 
 class Encoded(NamedTuple):
@@ -41,6 +40,13 @@ class Encoded(NamedTuple):
     content: bytes | None  # None where the array's own bytes are taken
     checksum: int  # of the content, the header of the ``.npy`` included
     digest: str  # BLAKE3 of the elements, in hex
+    # Whether an execution returned it. Of other arrays, the program may share the memory with
+    # NumPy or by DLPack, and write to it, although JAX forbids that.
+    is_result: bool
+
+    def stands_for(self, values: memoryview, header_sum: int) -> bool:
+        """Return whether it is still what these bytes become, where it has not its own."""
+        return self.is_result or checksum(values, header_sum) == self.checksum
 
 
 class EncodedArrays:
@@ -151,24 +157,23 @@ class Form:
         """
         archive = self._beginning(when)
         differing = [str(execution), str(step), repr(when)]
+        is_result = self._manifest.execution.role == "outputs"
         for number, (array, source, (header, header_sum)) in enumerate(
             zip(self._manifest.arrays, sources, self._fixed.headers, strict=True)
         ):
-            stored = None
+            values: Any = None
             encoded = lately.get(source, array.compression)
-            if encoded is None:
+            if encoded is None or encoded.content is None:
                 stored = arrays.to_storage(fetch(number))
-                encoded = _encode(stored, array.compression, header, header_sum)
-                lately.add(source, array.compression, encoded)
-            content, sum_, digest = encoded
-            if content is not None:
-                archive.add(array.member, content, known_checksum=sum_)
-            else:
-                stored = arrays.to_storage(fetch(number)) if stored is None else stored
-                archive.add(array.member, header, arrays.bytes_of(stored), known_checksum=sum_)
+                values = arrays.bytes_of(stored)
+                if encoded is None or not encoded.stands_for(values, header_sum):
+                    encoded = _encode(stored, array.compression, header, header_sum, is_result)
+                    lately.add(source, array.compression, encoded)
+            pieces = (header, values) if encoded.content is None else (encoded.content,)
+            archive.add(array.member, *pieces, known_checksum=encoded.checksum)
             if array.compression != "none":
-                differing.append(str(len(content or b"")))
-            differing.append(digest)
+                differing.append(str(len(pieces[0])))
+            differing.append(encoded.digest)
         texts = list(self._fixed.texts)
         texts[1::2] = "\n".join(differing).encode().split()
         text = b"".join(texts)
@@ -216,15 +221,18 @@ class Form:
         )
 
 
-def _encode(stored: np.ndarray, compression: str, header: bytes, header_sum: int) -> Encoded:
+def _encode(
+    stored: np.ndarray, compression: str, header: bytes, header_sum: int, is_result: bool
+) -> Encoded:
     if compression != "none":
         sink = io.BytesIO()
         digest = arrays.put(sink, stored, compression)
         content = sink.getvalue()
-        return Encoded(content, checksum(content), digest)
+        return Encoded(content, checksum(content), digest, is_result)
     values = arrays.bytes_of(stored)
     joined = header + values.tobytes() if stored.nbytes < arrays.SMALL else None
-    return Encoded(joined, checksum(values, header_sum), blake3.blake3(values).hexdigest())
+    digest = blake3.blake3(values).hexdigest()
+    return Encoded(joined, checksum(values, header_sum), digest, is_result)
 
 
 def _unheard_of() -> int:
