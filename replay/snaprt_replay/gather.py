@@ -209,7 +209,7 @@ def of_compilation(case: Case, variant: Variant, outcome: Outcome, saved: Path) 
         SnaprtError: There is nothing to compile for.
     """
     failure = outcome.failure
-    if failure is not None and failure.kind in ("unsupported", "missing device"):
+    if failure is not None and failure.cannot_run:
         raise failure.as_error(case.path)
     report = Report(
         path=str(case.path),

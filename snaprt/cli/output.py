@@ -275,6 +275,21 @@ def given_options(
         yield option, tuple(word for item in values for word in (option.opts[0], str(item)))
 
 
+def given_words(context: click.Context, without: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the options of a command as the user gave them.
+
+    Args:
+        context: Of the running command.
+        without: Those that are left out, as the command's function calls them.
+    """
+    options = [
+        option
+        for option in context.command.params
+        if option.name in context.params and option.name not in without
+    ]
+    return tuple(word for _, words in given_options(context, options) for word in words)
+
+
 def refuse_options(context: click.Context, names: Collection[str], why: str, hint: str) -> None:
     """Refuse options that would have no effect.
 

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -59,10 +58,6 @@ class Order:
 
 _KEPT_EXTRACTS = 8
 _ANSWER = ".answer"
-
-
-CANNOT_RUN: Final = ("missing device", "unsupported")
-"""The kinds of failure that say nothing about a program, but that a side cannot run it here."""
 
 
 class BudgetSpentError(Exception):
@@ -234,7 +229,7 @@ def _key(side: str, hlo: bytes, inputs: Sequence[np.ndarray]) -> tuple[str, str]
 
 def _failed(side: Side, outcome: Outcome) -> SnaprtError:
     assert outcome.failure is not None
-    if outcome.failure.kind in CANNOT_RUN:
+    if outcome.failure.cannot_run:
         return outcome.failure.as_error(side.name)
     return ExecutionError(
         f"{side.name} fails on a part of the program: {outcome.failure}: {outcome.failure.message}",

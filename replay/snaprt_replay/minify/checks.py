@@ -25,8 +25,8 @@ from snaprt.hlo.literals import TUPLE, literal_to_array
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.measure import error_between
 from snaprt_replay.localize.nonfinite import Bad, has_infinity, has_nan
-from snaprt_replay.localize.program import FlatModule
-from snaprt_replay.localize.session import CANNOT_RUN, BudgetSpentError
+from snaprt_replay.localize.program import FlatModule, Line
+from snaprt_replay.localize.session import BudgetSpentError
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.run.workers import Outcome
 
@@ -102,7 +102,7 @@ def _finished(running: Future[Outcome]) -> Outcome:
         UnjudgedError: It cannot, so that it shows no failure of the program.
     """
     outcome = running.result()
-    if outcome.failure is not None and outcome.failure.kind in CANNOT_RUN:
+    if outcome.failure is not None and outcome.failure.cannot_run:
         raise UnjudgedError(outcome.failure.as_error("the candidate"))
     return outcome
 
@@ -136,18 +136,17 @@ def _see_nonfinite(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     for what, has in (("NaN", has_nan), ("an infinity", has_infinity)):
         bad = [number for number, output in enumerate(outputs) if has(output)]
         if bad and not any(map(has, candidate.inputs)):
-            is_constant = all(_is_constant(candidate, number, has) for number in bad)
+            line = FlatModule(candidate.modules[0], {}).entry
+            is_constant = all(_is_constant(line, line.root.operand_ids[n], has) for n in bad)
             return Symptom(f"{what}, a constant of the program" if is_constant else what)
     return None
 
 
-def _is_constant(candidate: Candidate, number: int, bad: Bad) -> bool:
+def _is_constant(line: Line, output: int, bad: Bad) -> bool:
     """Return whether a bad output is a constant of the program, whatever the inputs are.
 
     A program with such an output alone is no smaller form of one whose inputs make it fail.
     """
-    line = FlatModule(candidate.modules[0], {}).entry
-    output = line.root.operand_ids[number]
     return not line.depends_on_inputs(output) and any(
         bad(literal_to_array(instruction.literal))
         for instruction in line.needed_for(output)

@@ -66,10 +66,15 @@ class Failure:
             f"{self.kind} in `{self.signature}`" if _PLACE.fullmatch(self.signature) else self.kind
         )
 
+    @property
+    def cannot_run(self) -> bool:
+        """Whether it says nothing about a program, but that the variant cannot run it here."""
+        return self.kind in ("missing device", "unsupported")
+
     def as_error(self, path: object) -> SnaprtError:
         """Return the error to raise when the file ``path`` is replayed."""
         error = _ERRORS.get(self.kind, ExecutionError)
-        if self.kind in ("missing device", "unsupported"):
+        if self.cannot_run:
             return error(self.message, hint=self.hint)
         if self.kind in ("compile error", "run error"):
             return error(f"{path}: {self.message}", hint=self.hint)

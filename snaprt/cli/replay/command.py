@@ -25,6 +25,9 @@ from snaprt.errors import UsageError
 
 _SECONDS: Final = 120.0
 _TOLERANCES: Final = frozenset({"rtol", "atol", "max_ulp"})
+_NOT_ABOUT_THE_REPLAY: Final = frozenset(
+    {"files", "processes", "address", "as_json", "profile", "save"}
+)
 
 
 def _compiler_options(
@@ -252,7 +255,7 @@ def command(
         profile=None if profile is None else output.writable(profile, "--profile"),
         save=save,
         save_hlo=save_hlo,
-        words=_words(context),
+        words=output.given_words(context, _NOT_ABOUT_THE_REPLAY),
     )
     formats.check_writable()
     executions = batch.executions(files)
@@ -373,18 +376,3 @@ def _replayed(
                     Text.assemble(f"[{count}/{len(files)}] ", formats.word(report.headline), name)
                 )
             yield number, report
-
-
-_NOT_ABOUT_THE_REPLAY: Final = frozenset(
-    {"files", "processes", "address", "as_json", "profile", "save"}
-)
-
-
-def _words(context: click.Context) -> tuple[str, ...]:
-    """Return the options of a replay as the user gave them, to be repeated in a report."""
-    options = [
-        option
-        for option in context.command.params
-        if option.name in context.params and option.name not in _NOT_ABOUT_THE_REPLAY
-    ]
-    return tuple(word for _, words in output.given_options(context, options) for word in words)

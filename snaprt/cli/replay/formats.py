@@ -226,7 +226,7 @@ def show(report: Report) -> None:
 def _tell_failure(report: Report) -> None:
     """Print to stderr why the exit status is 2."""
     hint = report.hint or "name variants that can run here: --a, --b and --reference"
-    output.error(shown.lines(report.headline.sentence), shown.lines(hint))
+    output.error(report.headline.sentence, hint)
 
 
 def show_comparison(comparison: Comparison) -> None:

@@ -98,21 +98,9 @@ def command(
         localization = localize(
             case, request, other, tell=lambda line: output.log.print(shown.lines(line))
         )
-    given = {
-        "--a": suspect and suspect.text,
-        "--b": reference and reference.text,
-        "--against": against,
-        "--inputs": inputs,
-        "--random": seed,
-    }
-    words = [
-        word
-        for option, value in given.items()
-        if value is not None
-        for word in (option, str(value))
-    ]
     reports = []
     if formats.asked_for():
+        words = output.given_words(context, {"file"})
         reports = [gather.of_localization(case, localization, Path(), words)]
     with formats.written(reports):
         if as_json:

@@ -197,7 +197,7 @@ def _localize(case: Case, device: str | None, budget: float) -> Localization | N
     try:
         return localize(case, request, tell=lambda line: output.log.print(shown.lines(line)))
     except SnaprtError as error:  # what was found before is worth a report
-        output.error(shown.lines(error.message), shown.lines(error.hint))
+        output.error(error.message, error.hint)
         return None
 
 

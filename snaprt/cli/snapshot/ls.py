@@ -178,10 +178,9 @@ def _read_all(place: Path, tell: Callable[[int, int], None]) -> tuple[list[_List
             hint="name the directory that the snapshots were recorded into",
         )
     files, damaged = [], []
-    paths = places.snapshots_in(place)
+    paths = prune.named_as_snapshots(place) if place.is_dir() else places.snapshots_in(place)
     if not paths and place.is_file():
         damaged.append(f"{place} is damaged: it contains no readable snapshot")
-    paths += prune.unreadable_snapshots(place) if place.is_dir() else []
     for count, path in enumerate(paths, 1):
         try:
             files.append(_listed(path, *read_manifest(path)))

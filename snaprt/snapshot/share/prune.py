@@ -39,11 +39,12 @@ def stored_arrays(folder: Path) -> list[Path]:
     )
 
 
-def unreadable_snapshots(folder: Path) -> list[Path]:
-    """Return what has the name of a recording in a folder, and is a link to nowhere or a pipe."""
-    readable = {path.name for path in places.snapshots_in(folder)}
+def named_as_snapshots(folder: Path) -> list[Path]:
+    """Return the snapshots in a folder; then links to nowhere and pipes that are named so."""
+    snapshots = places.snapshots_in(folder)
+    readable = {path.name for path in snapshots}
     endings = tuple(schema.SUFFIXES.values())
-    return [
+    return snapshots + [
         folder / name
         for name in sorted(os.listdir(folder))
         if name.endswith(endings) and name not in readable and not name.startswith(".")
@@ -65,7 +66,7 @@ def orphans(folder: Path, age: float = AGE) -> list[Orphan]:
     # Only now: a snapshot that is written from here on makes its arrays new.
     referenced = {
         record.member
-        for path in (*places.snapshots_in(folder), *unreadable_snapshots(folder))
+        for path in named_as_snapshots(folder)
         for record in _manifest_arrays(path)
         if record.in_store
     }

@@ -56,6 +56,10 @@ class Variant:
     # device.
     matmul_precision: str | None = None
 
+    def __str__(self) -> str:
+        """Return what the user wrote."""
+        return self.text
+
 
 RECORDED: Final = Variant("recorded", "recorded")
 
