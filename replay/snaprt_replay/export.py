@@ -29,8 +29,8 @@ from snaprt.hlo.proto import (
     parse,
     serialize,
 )
-from snaprt.host.whole_files import remove_leftovers, temporary_folder
-from snaprt.snapshot.share.pack import refuse_device, writing_shared
+from snaprt.host.whole_files import refuse_device, remove_leftovers, temporary_folder
+from snaprt.snapshot.share.pack import writing_shared
 from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.tolerance import EXACT, ToleranceRequest
 from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction

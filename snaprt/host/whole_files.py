@@ -208,6 +208,16 @@ def going_on_without_room(tell: Callable[[OSError], object]) -> Iterator[None]:
         tell(error)
 
 
+def refuse_device(out: Path, elsewhere: str = "name a file in an existing directory") -> None:
+    """Refuse a pipe or a device, which a file would replace, or which takes none of its kind.
+
+    Raises:
+        UsageError: ``out`` is one.
+    """
+    if os.path.exists(out) and not os.path.isfile(out) and not os.path.isdir(out):
+        raise UsageError(f"cannot write {out}: it is a pipe or a device", hint=elsewhere)
+
+
 @contextlib.contextmanager
 def writing(
     what: str,

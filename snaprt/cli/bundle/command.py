@@ -27,7 +27,7 @@ from snaprt.cli.bundle import facts
 from snaprt.cli.bundle.hiding import Hiding, hiding
 from snaprt.cli.bundle.run import ProgramEnd, run
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.host.whole_files import remedy, remove_leftovers, temporary_name, writing
+from snaprt.host.whole_files import refuse_device, remedy, remove_leftovers, temporary_name, writing
 from snaprt.units import format_size
 
 SCHEMA: Final = "snaprt.bundle"
@@ -341,11 +341,10 @@ class BundleFile:
         self._target = Path(os.path.realpath(path))
         self._temporary = self._target.with_name(temporary_name(path.name))
         elsewhere = "name a file in an existing, writable directory: --outfile run.tar.gz"
+        refuse_device(path, elsewhere)
         with writing(f"write {path}", elsewhere, hint=remedy):
             if path.is_dir():
                 raise IsADirectoryError(0, "it is a directory")
-            if self._target.exists() and not self._target.is_file():
-                raise OSError(0, "it is a pipe or a device")
             remove_leftovers(self._target.parent)
             self._file: BinaryIO = self._temporary.open("xb")
         os.chmod(self._temporary, 0o600)

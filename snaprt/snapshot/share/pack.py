@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 
 from snaprt.errors import SnapshotError, UsageError
 from snaprt.host.whole_files import (
+    refuse_device,
     remedy,
     remove_leftovers,
     temporary_folder,
@@ -202,19 +203,6 @@ def _extract(pack: Path, name: str, target: Path) -> None:
             os.fsync(sink.fileno())
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise _damaged(pack, error) from error
-
-
-def refuse_device(out: Path) -> None:
-    """Refuse a pipe or a device, which a file would replace, or which takes none of its kind.
-
-    Raises:
-        UsageError: ``out`` is one.
-    """
-    if out.exists() and not out.is_file() and not out.is_dir():
-        raise UsageError(
-            f"cannot write {out}: it is a pipe or a device",
-            hint="name a file in an existing directory",
-        )
 
 
 def writing_shared(
