@@ -215,6 +215,7 @@ def test_a_setting_that_cannot_be_is_told_before_the_program_runs(
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith("error: ")
     assert named in shown.stderr
+    assert shown.stderr.count("hint:") == 1
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,11 @@ def _check_environment() -> None:
         if name == "SNAPRT_CACHE_DIR":  # one that cannot be used costs a warning, not the run
             continue
         written = settings.for_rank(absolute) if kind == "file" else absolute
-        output.refuse_unwritable(written, kind, named_by)
+        try:
+            output.refuse_unwritable(written, kind, named_by)
+        except UsageError:
+            del os.environ[name]  # or the end of the process would try it, and say so again
+            raise
 
 
 def _hider_of_own_frames() -> Callable[[], None]:
