@@ -116,6 +116,10 @@ BREAKS: Final[Mapping[str, Break]] = {
     ),
     "scope_end": Break("the end of the scope, with effects pending", ""),
     "debug_nans": Break("the end of `jax.debug_nans(True)`", "set it for the whole program"),
+    "fork": Break(
+        "`os.fork()`, or starting a process with multiprocessing's fork method",
+        "start the process before the loop, or after mark_step",
+    ),
     "effects_barrier": Break("`jax.effects_barrier()`", "wait with mark_step(wait=True)"),
     "shard_map": Break("an eager `jax.shard_map`", _JIT),
     "compiler_options": Break(

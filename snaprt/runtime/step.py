@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -65,6 +67,8 @@ from snaprt.trace.trie import Point
 #: A thread's paths are forgotten once they have so many points; its programs stay loaded.
 MAX_POINTS = 200_000
 
+_log = logging.getLogger("snaprt.lazy")
+
 _of_thread = threading.local()
 
 # Held while arrays get their values and while a trace goes on with another recording.
@@ -91,6 +95,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.before_deleted(_about_to_delete)
         jaxapi.teach_error_check(LazyTrace)
         _watch_checks()
+        _watch_forks()
         jaxapi.own_constants()
         jaxapi.own_what_is_put()
         jaxapi.own_what_is_exchanged(LazyTrace)
@@ -224,6 +229,31 @@ def _watch_checks() -> None:
                 _forget(trace, MAX_POINTS)
 
     jaxapi.before_checks_end(run_checked)
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """Run what is pending before the process forks, as eager JAX would have run it by then.
+
+    A child can only read values: what is compiled or run in it may wait for threads of its parent.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_run_before_fork, after_in_child=_effects.clear)
+
+
+def _run_before_fork() -> None:
+    trace: LazyTrace | None = getattr(_of_thread, "trace", None)
+    if trace is None or trace.is_running or trace.fullgraph:
+        return
+    try:
+        with trace.lock:
+            arrays = trace.recording.live_arrays()
+            _run_all_that_can(trace, arrays, "fork", listeners())
+            _forget(trace, MAX_POINTS)
+        with jaxapi.evaluating():
+            wait_for(arrays)
+    except (CompileError, ExecutionError):  # Python ignores what is raised here
+        _log.exception("effects that were pending when the process forked failed")
 
 
 def _run_all_effects() -> None:

@@ -2,6 +2,7 @@
 
 import _thread
 import functools
+import os
 import threading
 import traceback
 
@@ -257,6 +258,26 @@ next(iterator)
 def test_a_scope_in_a_generator_may_be_open_when_the_program_ends():
     done = run_program(_SCOPE_IN_A_GENERATOR, fork=False)
     assert (done.stdout, done.stderr) == ("printed [2. 2.]\n", "")
+
+
+_FORKED = """
+import os, warnings
+import jax, jax.numpy as jnp, numpy as np, snaprt
+
+warnings.simplefilter("ignore")
+snaprt.enable()
+x = jnp.arange(4.0) * 2
+jax.debug.print("printed {}", x[1])
+child = os.fork()
+if child == 0:
+    os._exit(int(np.asarray(x)[3]))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_reads_what_was_pending_and_repeats_no_effect():
+    assert run_program(_FORKED, fork=False, timeout=60).stdout == "printed 2.0\n6\n"
 
 
 @pytest.mark.parametrize("reads", [lambda array: float(array), lambda array: float(array * 1)])
