@@ -252,6 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _drop_if_full(stream: TextIO) -> None:
     try:
         stream.flush()
+    except output.NO_STREAM:
+        pass
     except OSError:
         _drop(stream)
 

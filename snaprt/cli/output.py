@@ -61,16 +61,20 @@ LIMIT_FROM_1: Final = _Seconds(min=1, max=MOST_SECONDS)
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 
+# A program may have closed a standard stream, set it to None, or replaced it by less than a file.
+NO_STREAM: Final = (ValueError, AttributeError)
+
+
 class _Remarks:
-    """What is standard error at the moment. What a full disk refuses is lost, but no status is."""
+    """What is standard error at the moment. What it does not take is lost, but no status is."""
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, *NO_STREAM):
             sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, *NO_STREAM):
             sys.stderr.flush()
 
     def __getattr__(self, name: str) -> Any:

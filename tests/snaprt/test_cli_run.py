@@ -78,6 +78,8 @@ def test_the_program_may_follow_two_dashes(programs: Path):
         "import sys; sys.exit('some words')",
         "raise SystemExit((1, 2))",
         "import os; os._exit(9)",
+        "import sys; sys.stdout = sys.stderr = None",
+        "import sys; sys.stdout.close(); sys.stderr.close(); sys.exit(7)",
     ],
 )
 def test_the_exit_status_and_its_words_are_the_programs(tmp_path: Path, ending):
@@ -100,6 +102,8 @@ def test_the_exit_status_and_its_words_are_the_programs(tmp_path: Path, ending):
         "x = (\n",
         "raise BrokenPipeError('of the program')\n",
         "import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__)\n1 / 0\n",
+        "import sys\nsys.excepthook = lambda *a: len(0)\n1 / 0\n",
+        "import sys\nsys.excepthook = lambda *a: sys.exit(9)\n1 / 0\n",
     ],
 )
 def test_an_uncaught_exception_looks_as_under_python(tmp_path: Path, source):

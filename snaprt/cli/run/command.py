@@ -597,8 +597,18 @@ def _leave_with(error: BaseException) -> int:
         print(error.code, file=sys.stderr)
         return EXIT_UNCAUGHT
     traceback = _of_program(error.__traceback__)
-    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    try:
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    except Exception as failure:  # python says so in these words
+        print("Error in sys.excepthook:", file=sys.stderr)
+        _show(failure, _of_program(failure.__traceback__))
+        print("\nOriginal exception was:", file=sys.stderr)
+        _show(error, traceback)
     return output.EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_UNCAUGHT
+
+
+def _show(error: BaseException, traceback: TracebackType | None) -> None:
+    sys.__excepthook__(type(error), error.with_traceback(traceback), traceback)
 
 
 _OURS: Final = (__file__, after_import.__file__)
