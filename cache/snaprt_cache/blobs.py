@@ -63,8 +63,10 @@ class BlobFolder:
         return self._blobs.folder(digest[:2])
 
     def exists(self, digest: str) -> bool:
-        """Return whether something has the name of a key's blob."""
-        return self._fan(digest).status(_name(digest)) is not None
+        """Return whether something has the name of a key's blob, where it is safe to look."""
+        with contextlib.suppress(CacheError):
+            return self._fan(digest).status(_name(digest)) is not None
+        return False
 
     def read(self, key: Key, *, set_aside: bool) -> tuple[BlobHeader, bytes] | None:
         """Read and verify the blob of a key; None where there is none.

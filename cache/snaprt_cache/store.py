@@ -644,7 +644,7 @@ class Cache:
             return
         try:
             action()
-        except IndexUnavailable as error:
+        except (IndexUnavailable, CacheError) as error:
             self._index_pause_ends = time.monotonic() + _INDEX_PAUSE_SECONDS
             LOGGER.info("cannot use the index of the cache: %s", error)
 

@@ -245,9 +245,19 @@ def test_a_directory_that_becomes_unsafe_after_opening_is_not_read(
     cache.path.chmod(0o777)
     with caplog.at_level(logging.WARNING, "snaprt.cache"):
         assert cache.get(_key("a")) is None
+        assert not cache.offers(_key("a").digest)
         assert not cache.put(_key("a"), b"payload", METADATA)
     assert len(caplog.records) == 1
     assert "chmod -R go-w" in caplog.text
+
+
+def test_pins_that_others_may_write_to_end_no_program(tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache", max_bytes=4_000)
+    cache.put(_key("a"), os.urandom(2_000), METADATA)
+    cache.pin(_key("a").digest)
+    (cache.folder / "pins").chmod(0o777)
+    assert cache.put(_key("b"), os.urandom(2_000), METADATA)
+    assert cache.get(_key("b")) is not None
 
 
 def test_an_entry_whose_key_is_too_long_to_store_is_refused_with_a_warning(
