@@ -168,9 +168,10 @@ class Folder:
                         raise
                     is_new = self._make_folder(name, outer)
                     descriptor = os.open(name, flags, dir_fd=outer)
-                if outer is not None:
-                    os.close(outer)
-                outer = descriptor
+                # In this order: Ctrl-C may come between, and a number is not to be closed twice.
+                previous, outer = outer, descriptor
+                if previous is not None:
+                    os.close(previous)
                 if is_private:
                     _refuse_if_others_write(self.root, self.below[:depth], os.fstat(descriptor))
                 elif is_new:  # The umask may have taken from them what others need.

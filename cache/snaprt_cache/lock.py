@@ -112,7 +112,12 @@ class Flight:
         except (OSError, CacheError) as error:
             LOGGER.info("compiling without waiting for other processes: %s", error)
             lock = None
-        if lock is not None and is_stored():
+        try:
+            is_needless = lock is not None and is_stored()
+        except BaseException:  # Ctrl-C; else this process would wait for itself the next time.
+            self.leave(digest, lock, in_vain=False)
+            raise
+        if is_needless:
             # It came while the lock was taken; loading it needs no lock.
             self.leave(digest, lock, in_vain=False)
             lock = None

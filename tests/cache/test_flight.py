@@ -154,6 +154,18 @@ def test_ctrl_c_while_compiling_leaves_nothing_and_the_next_one_leads(tmp_path: 
     assert [lines[-1] for lines in found] == ["result executable"] * 3
 
 
+def test_ctrl_c_just_after_the_lock_was_taken_releases_it(tmp_path: Path) -> None:
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    flight = Flight(tmp_path, 30)
+    with pytest.raises(KeyboardInterrupt):
+        flight.join(KEY.digest, interrupted)
+    with flight.lead(KEY.digest, lambda: False) as role:
+        assert role.leader
+        assert role.waited_seconds == 0
+
+
 @pytest.mark.parametrize("outcome", ["fails", "stores nothing"])
 def test_those_who_wait_in_vain_compile_side_by_side(tmp_path: Path, outcome: str) -> None:
     first = begin(tmp_path, seconds=1, outcome=outcome)

@@ -168,6 +168,30 @@ def unknown(x):
     assert list(tmp_path.glob("cache/v1/flight/*")) == []
 
 
+_INTERRUPTED = """
+from snaprt_cache import Cache
+
+record_miss = Cache.record_miss
+
+def interrupted(*words):
+    Cache.record_miss = record_miss
+    raise KeyboardInterrupt
+
+Cache.record_miss = interrupted
+try:
+    jax.jit(lambda x: {body})(jnp.arange(16.0).reshape(4, 4))
+except KeyboardInterrupt:
+    pass
+"""
+
+
+def test_a_process_does_not_wait_for_itself_after_ctrl_c(tmp_path: Path) -> None:
+    code = program("_lambda", before=_INSTALL + _INTERRUPTED.format(body=_BODY))
+    found = finish(start(tmp_path, code, SNAPRT_CACHE_WAIT=30))
+    assert "PersistentCacheWait" not in found
+    assert found["PersistentCachePut"] >= 1
+
+
 def test_programs_that_call_back_into_python_run_as_ever(tmp_path: Path) -> None:
     body = "jax.pure_callback(lambda y: y + 1, jax.ShapeDtypeStruct(x.shape, x.dtype), x)"
     for _ in range(2):

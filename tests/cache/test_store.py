@@ -251,6 +251,23 @@ def test_a_directory_that_becomes_unsafe_after_opening_is_not_read(
     assert "chmod -R go-w" in caplog.text
 
 
+def test_ctrl_c_between_two_folders_is_no_trouble_of_the_cache(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.put(_key("a"), b"payload", METADATA)
+    close = os.close
+
+    def interrupted(descriptor: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        close(descriptor)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", interrupted)
+    with caplog.at_level(logging.WARNING, "snaprt.cache"), pytest.raises(KeyboardInterrupt):
+        cache.get(_key("a"))
+    assert not caplog.records
+
+
 def test_pins_that_others_may_write_to_end_no_program(tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache", max_bytes=4_000)
     cache.put(_key("a"), os.urandom(2_000), METADATA)

@@ -113,11 +113,14 @@ class _UnderJax:
 
         if request.turn is not None:
             return ask()
-        turn = Turn(self.cache, key)
-        entry = turn.take(ask)
+        # First, so that `compiled` ends it where Ctrl-C comes before this returns.
+        request.turn = Turn(self.cache, key)
+        entry = request.turn.take(ask)
         if entry is None:
             self.cache.record_miss(key, program)
-            request.turn, request.since = turn, time.perf_counter()
+            request.since = time.perf_counter()
+        else:
+            request.turn = None
         return entry
 
     def put(self, name: str, value: bytes) -> None:
