@@ -269,7 +269,7 @@ def test_a_program_without_a_jitted_function_is_told_that_nothing_was_recorded(
         return run_program(words, script, folder=tmp_path, SNAPRT_CACHE="off").stderr
 
     eager = said("import jax.numpy as jnp\nprint(jnp.ones(3).sum())\n")
-    assert "nothing was recorded: no jitted function of the program was called" in eager
+    assert "nothing was recorded in this process: no jitted function was called" in eager
     assert "no jitted function" not in said("import jax\njax.jit(lambda x: x + 1)(1.0)\n")
     assert "nothing" not in said("import jax\n")  # as one does that starts others
 
@@ -279,7 +279,7 @@ def test_a_program_whose_jitted_function_cannot_be_traced_is_told_so(tmp_path: P
     script.write_text("import jax\ndef step(x):\n    return x + y\njax.jit(step)(1.0)\n")
     words = (*SNAPRT, "run", "--record", "--")
     said = run_program(words, script, folder=tmp_path, status=1, SNAPRT_CACHE="off").stderr
-    told = "nothing was recorded: no jitted function of the program ran; JAX could not trace step"
+    told = "nothing was recorded in this process: no jitted function ran; JAX could not trace step"
     assert told in said
     assert "was called" not in said
 

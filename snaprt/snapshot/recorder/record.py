@@ -726,12 +726,12 @@ class Recorder:
         is_of_jax = self._untraced or jaxapi.backends_are_initialized()
         if plan is not None and not is_said and is_of_jax and records_all():
             why = (
-                f"no jitted function of the program ran; JAX could not trace {_few(self._untraced)}"
+                f"no jitted function ran; JAX could not trace {_few(self._untraced)}"
                 if self._untraced
-                else "no jitted function of the program was called; operations outside of jax.jit "
-                "are executions in a lazy program only (--lazy)"
+                else "no jitted function was called; operations outside of jax.jit are executions "
+                "in a lazy program only (--lazy)"
             )
-            _log.warning("nothing was recorded: %s", why)
+            _log.warning("nothing was recorded in this process: %s", why)
 
     def _sum_up(self, plan: Plan) -> None:
         """Say what was watched where no NaN appeared, and that no condition has ever held.
