@@ -139,15 +139,17 @@ class Flight:
         if lock is None or lock not in self._locks:
             return
         self._locks.discard(lock)
-        with contextlib.suppress(OSError, CacheError):
-            if in_vain:
-                os.write(lock, _IN_VAIN)
-            # While it is locked: whoever opens the name from now on makes a file of its own.
-            self._folder.remove(digest)
-        with contextlib.suppress(OSError):
-            # Not only closed: a child that forked just now may hold the file open.
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
+        try:
+            with contextlib.suppress(OSError, CacheError):
+                if in_vain:
+                    os.write(lock, _IN_VAIN)
+                # While it is locked: whoever opens the name from now on makes a file of its own.
+                self._folder.remove(digest)
+        finally:  # after Ctrl-C, too
+            with contextlib.suppress(OSError):
+                # Not only closed: a child that forked just now may hold the file open.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
 
     def _acquire(self, digest: str, wait: _Wait, is_stored: Callable[[], bool]) -> int | None:
         """Return the lock; None where there is nothing to wait for, or no more time."""

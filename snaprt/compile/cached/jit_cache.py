@@ -160,6 +160,7 @@ class _UnderJax:
             error: What it ended with. After Ctrl-C or an exit another may try.
         """
         request = self._request
+        request.end_turn(in_vain=error is None or isinstance(error, Exception))
         request.stopwatch.end()
         if error is None and request.compilation is not None and request.key is not None:
             is_compiled = times.COMPILE in request.stopwatch.nanoseconds
@@ -172,7 +173,6 @@ class _UnderJax:
                 loaded=not is_compiled,
             )
         request.compilation = None
-        request.end_turn(in_vain=error is None or isinstance(error, Exception))
 
     def name_of(self, compilation: jaxapi.Compilation) -> str | None:
         """Return the string for a compilation, and remember the key it stands for.
