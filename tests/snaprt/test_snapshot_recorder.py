@@ -424,6 +424,24 @@ def test_what_there_is_no_time_for_when_the_process_is_told_to_end_is_counted_an
     assert writer.flush(30)
 
 
+def test_ctrl_c_at_the_end_of_a_process_drops_what_waits_to_be_written_and_says_so() -> None:
+    program = """
+    import signal, time
+    from snaprt.snapshot.recorder.writer import SnapshotWriter
+
+    writer = SnapshotWriter()
+    for _ in range(40):
+        writer.call(lambda: time.sleep(1))
+    while len(writer._jobs) > 39:
+        time.sleep(0.01)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    """
+    done = run_program(program, timeout=30, fork=False)
+    assert "dropping 39 snapshots that were waiting to be written: Ctrl-C" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # Whole processes
 
 PRELUDE = """

@@ -159,8 +159,10 @@ class SnapshotWriter:
 
         For a process that is told to end, and killed if it does not.
         """
-        if self.flush(seconds):
-            return
+        if not self.flush(seconds):
+            self._drop(f"the process was told to end, and {seconds:g} s were not enough")
+
+    def _drop(self, why: str) -> None:
         with self._changed:
             dropped = list(self._jobs)
             self._jobs.clear()
@@ -170,10 +172,10 @@ class SnapshotWriter:
         if dropped:
             metrics.counter_add("SnapshotDropped", len(dropped))
             _log.error(
-                "dropping %d snapshots that were waiting to be written: the process was told to "
-                "end, and %g s were not enough. They are counted (SnapshotDropped).",
+                "dropping %d snapshots that were waiting to be written: %s. They are counted "
+                "(SnapshotDropped).",
                 len(dropped),
-                seconds,
+                why,
             )
 
     def sum_up(self) -> None:
@@ -226,7 +228,11 @@ class SnapshotWriter:
         A thread that is inside JAX when Python ends takes the whole process down.
         """
         self._is_closed = True
-        self.flush()
+        try:
+            self.flush()
+        except KeyboardInterrupt:  # the user does not want to wait; what has begun soon ends
+            self._drop("Ctrl-C was pressed while the process waited for them at its end")
+            self.flush()
 
     def _do(self, work: Callable[[], object]) -> None:
         try:
