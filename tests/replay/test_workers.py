@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from snaprt_replay.run.jobs import STABLEHLO
+from snaprt_replay.run.trial import RANDOM_ROUNDING
 from snaprt_replay.run.variants.precision import read_module
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
@@ -94,6 +95,18 @@ def test_a_hang_is_a_result_and_the_next_job_runs(workers: Workers) -> None:
     assert outcome.failure.kind == "timeout"
     assert "--timeout" in outcome.failure.hint
     assert workers.run(parse_variant("cpu"), HLO_PROTO, [X]).failure is None
+
+
+def test_a_long_chain_of_random_roundings_compiles_in_time(workers: Workers) -> None:
+    # LLVM did not end on a complex square root, which is 16 such operations in a row.
+    def root(x: jax.Array) -> jax.Array:
+        return jnp.abs(jnp.sqrt(jax.lax.complex(x, 2 * x)))
+
+    text = jax.jit(root).lower(X).as_text().encode()
+    outcome = workers.run(RANDOM_ROUNDING, text, [X], form=STABLEHLO, timeout=60)
+    assert outcome.failure is None
+    assert outcome.outputs is not None
+    np.testing.assert_allclose(outcome.outputs[0], root(jnp.asarray(X)), rtol=1e-4)
 
 
 def test_another_interpreter_is_another_process(workers: Workers) -> None:

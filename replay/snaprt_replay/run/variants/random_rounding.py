@@ -49,6 +49,9 @@ _SUMMED: Final = frozenset(
         *("select-and-scatter", "triangular-solve"),
     )
 )
+# LLVM takes exponential time for long chains of them in one kernel, as in a complex square root
+# (jaxlib 0.12): chains of 4 take as long as none, chains of 8 do not end.
+_MOST_IN_A_ROW: Final = 4
 _FOLLOWED: Final = ("call", "conditional", "while")
 
 
@@ -149,6 +152,7 @@ class _Rounding:
         self._by_id = {instruction.id: instruction for instruction in computation.instructions}
         self._steps = hlo_module.Steps(editor, computation.instructions[0])
         self._spread: dict[tuple[bytes, bytes], XlaMessage] = {}
+        self._in_a_row: dict[int, int] = {}
 
     def apply(self) -> None:
         pending = [self._seed] if self._seed is not None else []
@@ -173,6 +177,8 @@ class _Rounding:
                 instruction.operand_ids[0] = self._steps.add(
                     "opt-barrier", operand.shape, operand
                 ).id
+        in_a_row = max((self._in_a_row.get(one, 0) for one in instruction.operand_ids), default=0)
+        self._in_a_row[instruction.id] = in_a_row
         if kind is None or not (summed or instruction.opcode in _ROUNDED):
             self._steps.made.append(instruction)
             return
@@ -187,6 +193,9 @@ class _Rounding:
         self._each_part(
             lambda exact, moved: self._rounded_part(exact, moved, kind, scale), exact, moved
         )
+        self._in_a_row[instruction.id] = (in_a_row + 1) % _MOST_IN_A_ROW
+        if self._in_a_row[instruction.id] == 0:
+            self._steps.add("opt-barrier", instruction.shape, self._steps.made[-1])
         self._steps.stand_for(instruction)
 
     def _operands(self, instruction: XlaMessage) -> list[XlaMessage]:
