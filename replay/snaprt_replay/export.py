@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from snaprt import jaxapi
+from snaprt.compile.obtain import refuse_objects_of_another_process
 from snaprt.errors import SnapshotError, UsageError
 from snaprt.hlo.literals import TUPLE, array_to_literal
 from snaprt.hlo.proto import (
@@ -38,6 +39,7 @@ from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.contents import storable, without_type
 from snaprt_replay.load.load import load
 from snaprt_replay.load.modules import hlo_of
+from snaprt_replay.script_kernels import statements_for
 
 SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
 _TEMPLATE = "export_script.txt"
@@ -205,17 +207,24 @@ def write_script(case: Case, folder: Path) -> None:
 
     The script uses neither snaprt nor what is not public in JAX: it exports a function that takes
     and returns arrays of the same types, and puts the recorded module in its place.
+
+    Raises:
+        CompileError: The module needs an object of the process that recorded it.
     """
     artifact = _portable(case)
+    module = jaxapi.parse_module(artifact)
+    calls = jaxapi.custom_calls(module)
+    refuse_objects_of_another_process(calls)
     folder.mkdir()
     inputs, outputs = case.inputs or (), case.outputs or ()
     named = [(f"input{number}", array.value) for number, array in enumerate(inputs)]
     named += [(f"output{number}", array.value) for number, array in enumerate(outputs)]
     write_members(named, folder / ARRAYS)
     (folder / MODULE).write_bytes(artifact)
-    _, results = jaxapi.module_signature(jaxapi.parse_module(artifact))
+    _, results = jaxapi.module_signature(module)
     template = importlib.resources.files("snaprt_replay").joinpath(_TEMPLATE).read_text()
     filled = {
+        "PREPARATION": statements_for(calls.targets, "    "),
         "NAME": pprint.pformat(case.name),
         "VERSIONS": pprint.pformat(
             {key: case.environment.get(key, "") for key in ("platform", "jax", "jaxlib")}

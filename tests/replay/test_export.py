@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental import sparse
 from programs import run_program
 from recordings import record
 from snaprt_replay.export import FORMS, export, write_hlo_snapshot
 from snaprt_replay.load.load import load
 from snaprt_replay.run.rerun import replay
 
-from snaprt.errors import UsageError
+from snaprt.errors import CompileError, UsageError
 
 
 def step(
@@ -201,6 +202,29 @@ def test_the_script_runs_with_jax_and_numpy_alone_and_compares(
     changed["input0"] = changed["input0"] + np.float32(1)
     np.savez(tmp_path / "step" / "arrays.npz", **changed)
     assert "DIFFERENT" in run_script(tmp_path / "step", status=1)
+
+
+def test_the_script_registers_the_functions_that_only_a_lowering_does(tmp_path: Path) -> None:
+    def product(values: jax.Array, columns: jax.Array, rows: jax.Array, x: jax.Array) -> jax.Array:
+        return sparse.BCSR((values, columns, rows), shape=(2, 2)) @ x
+
+    arguments = {
+        "values": jnp.asarray([2.0, 3.0]),
+        "columns": jnp.asarray([0, 1]),
+        "rows": jnp.asarray([0, 1, 2]),
+        "x": jnp.asarray([1.0, 2.0]),
+    }
+    export(record(tmp_path, product, arguments), "python", tmp_path / "product")
+    assert "identical" in run_script(tmp_path / "product")
+
+
+def test_a_program_that_calls_back_into_python_has_no_script(tmp_path: Path) -> None:
+    def call_back(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(np.sin, x, x)
+
+    path = record(tmp_path, call_back, {"x": jnp.ones(2)})
+    with pytest.raises(CompileError, match="needs a Python callback"):
+        export(path, "python", tmp_path / "called")
 
 
 def test_a_bare_module_has_nothing_but_its_module_to_export(recorded: Path, tmp_path: Path) -> None:
