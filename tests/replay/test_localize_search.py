@@ -315,6 +315,17 @@ def test_a_nan_that_the_program_returns_for_any_input_is_no_operation_s_fault(
     assert "constants of the program" in found.sentence
 
 
+def test_what_a_function_leaves_uncomputed_is_no_difference(localize: Localize) -> None:
+    # LAPACK returns the vectors as they were in memory where only the values are requested.
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.linalg.svd(x, compute_uv=False))
+
+    x = np.random.default_rng(0).normal(size=(40, 40)).astype(np.float32)
+    program = flat_program(function, x)
+    found = localize(program, [x], lambda hlo: _swap_opcode(hlo, "tanh", "sine"))
+    assert_found(found, first_named(program, "tanh"))
+
+
 def test_a_nan_that_marks_an_overflow_is_followed_to_the_overflow(localize: Localize) -> None:
     def function(x: jax.Array) -> jax.Array:
         grown = jnp.exp(x * 1000.0)

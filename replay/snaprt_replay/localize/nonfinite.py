@@ -153,8 +153,9 @@ class _Search:
         self, stretch: Stretch, instruction: XlaMessage, before: InstructionPlace | None
     ) -> Origin | None:
         frame = stretch.frame
+        own = frame.line.values_of(instruction)
         piece = Piece(
-            (instruction.id, *instruction.operand_ids),
+            (*own, *instruction.operand_ids),
             frozenset(value.instruction for value in stretch.known_values),
         )
         (values,) = run_suspect(self.session, frame, [piece], [stretch.known_values])
@@ -166,7 +167,7 @@ class _Search:
                 return origin
         if instruction.name == _name_in(frame, before):
             return None  # `before` itself, or a loop or branch that contains it
-        result = _of(values, instruction.id)
+        result = {value: array for each in own for value, array in _of(values, each).items()}
         if not any(map(self.bad, result.values())):
             return None  # the bad value is a constant in the same region
         constant = None

@@ -72,12 +72,41 @@ class Line:
         reachable = reached(
             [self.root.id], lambda instruction_id: self.by_id[instruction_id].operand_ids
         )
-        self.order: list[XlaMessage] = [
-            instruction for instruction in computation.instructions if instruction.id in reachable
-        ]
+        #: The elements of an instruction's tuple that are read. A function need not compute others:
+        #: LAPACK's svd leaves the vectors as they were in memory if only the values are requested.
+        self.elements: dict[int, list[XlaMessage]] = {}
+        self.order: list[XlaMessage] = self._in_order(reachable)
         self.free = self._free()
         self.position = {instruction.id: index for index, instruction in enumerate(self.order)}
         self._last_use = self._last_uses()
+
+    def _in_order(self, reachable: Container[int]) -> list[XlaMessage]:
+        """Put the elements of a tuple behind what computes it, so that no cut comes between."""
+        ordered = [
+            instruction
+            for instruction in self.computation.instructions
+            if instruction.id in reachable
+        ]
+        for instruction in ordered:
+            if instruction.opcode == "get-tuple-element":
+                source = self.by_id[instruction.operand_ids[0]]
+                if source.opcode not in NO_WORK:
+                    self.elements.setdefault(source.id, []).append(instruction)
+        behind = {element.id for elements in self.elements.values() for element in elements}
+        return [
+            each
+            for instruction in ordered
+            if instruction.id not in behind
+            for each in (instruction, *self.elements.get(instruction.id, ()))
+        ]
+
+    def values_of(self, instruction: XlaMessage) -> tuple[int, ...]:
+        """Return the ids of an instruction's elements that are read, or its own if it has none."""
+        return tuple(each.id for each in self.elements.get(instruction.id, (instruction,)))
+
+    def end_of(self, instruction_id: int) -> int:
+        """Return the position behind an instruction and its elements."""
+        return self.position[instruction_id] + 1 + len(self.elements.get(instruction_id, ()))
 
     def _free(self) -> set[int]:
         free: set[int] = set()
@@ -202,13 +231,9 @@ def choose_cuts(line: Line, matched: Container[int], region: Region, most: int) 
     """
     work = {instruction.id for instruction in line.work(region.start, region.stop)}
     unmatched = line.live_totals(lambda instruction: instruction.id not in matched)
-    # Cut only right after an instruction that computes something: the instructions after it that
-    # compute nothing belong to its users.
-    behind = [
-        position
-        for position in range(region.start + 1, region.stop)
-        if line.order[position - 1].id in work
-    ]
+    # Cut only right after an instruction that computes something, and the elements of its tuple:
+    # other instructions after it that compute nothing belong to its users.
+    behind = sorted(end for end in map(line.end_of, work) if end < region.stop)
     ranks = {position: rank for rank, position in enumerate(behind, 1) if not unmatched[position]}
     ranks = {position: rank for position, rank in ranks.items() if rank < len(work)}
     if len(ranks) < most:

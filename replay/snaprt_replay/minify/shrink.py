@@ -293,7 +293,7 @@ def _around(frame: ComputationFrame, origin: Origin) -> Candidate | None:
                     for number, operand in enumerate(instruction.operand_ids)
                     if line.by_id[operand].opcode != "constant" and number != origin.constant
                 ]
-                piece = Piece((instruction.id,), frozenset(boundary))
+                piece = Piece(line.values_of(instruction), frozenset(boundary))
                 return Source((line,), {number: number for number in line.by_id}).cut(piece, values)
     return None
 

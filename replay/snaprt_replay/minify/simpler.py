@@ -227,7 +227,7 @@ def prefix(base: Base, grain: int) -> Iterator[Candidate]:
     line = base.line
     for left_out in halves(len(base.computed) // 2):
         last = base.computed[len(base.computed) - left_out - 1]
-        results = line.live(line.position[last] + 1)
+        results = line.live(line.end_of(last))
         yield from base.cut(results, [], "prefix", f"stopped after {line.by_id[last].name}")
 
 
