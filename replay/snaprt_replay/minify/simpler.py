@@ -15,6 +15,7 @@ import numpy as np
 
 from snaprt.hlo.literals import ELEMENT_TYPES, array_to_literal, leaf_shapes, literal_to_array
 from snaprt.hlo.proto import XlaMessage
+from snaprt.units import counted
 from snaprt_replay import floatbits
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.hlo_module import copy_of, entry_computation
@@ -103,7 +104,7 @@ def _parts_zero(base: Base, index: int, array: np.ndarray) -> Iterator[Candidate
             simpler = array.copy().reshape(-1)
             if np.any(simpler[part]):
                 simpler[part] = 0
-                what = f"zeros in {part.size} elements of input {index}"
+                what = f"zeros in {counted(part.size, 'element')} of input {index}"
                 yield _with(base, index, simpler.reshape(array.shape), what)
         parts *= 2
 
