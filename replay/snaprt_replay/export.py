@@ -39,10 +39,19 @@ from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.contents import storable, without_type
 from snaprt_replay.load.load import load
 from snaprt_replay.load.modules import hlo_of
-from snaprt_replay.script_kernels import statements_for
 
 SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
 _TEMPLATE = "export_script.txt"
+
+#: JAX registers some functions only as it lowers a call of them; a script that runs a module as it
+#: was recorded lowers none, and XLA then fails or ends the process. What the name of a function
+#: starts with, and a statement that makes JAX register it, which uses only public names;
+#: `snaprt.jaxapi.make_available` does the same within snaprt.
+_REGISTERING: Final[Mapping[str, str]] = {
+    "lapack_": "jnp.linalg.eigvalsh(jnp.eye(1)).block_until_ready()  # makes JAX load LAPACK",
+    "cpu_csr_sparse_dense": "import jax.experimental.sparse  # registers its functions",
+    "mosaic_gpu": "import jax.experimental.mosaic.gpu  # registers its functions",
+}
 _TEXT_SUFFIXES = (".mlir", ".txt")
 
 
@@ -202,6 +211,19 @@ def _too_large(case: Case, size: int) -> UsageError:
 # --- a script ---
 
 
+def registering(targets: Iterable[str], indent: str) -> str:
+    """Return the lines that register the functions that custom calls name; maybe none.
+
+    They need the name ``jnp``.
+    """
+    names = tuple(targets)
+    return "".join(
+        f"{indent}{statement}\n"
+        for start, statement in _REGISTERING.items()
+        if any(name.startswith(start) for name in names)
+    )
+
+
 def write_script(case: Case, folder: Path) -> None:
     """Write ``run.py``, the module and the arrays into a new folder.
 
@@ -224,7 +246,7 @@ def write_script(case: Case, folder: Path) -> None:
     _, results = jaxapi.module_signature(module)
     template = importlib.resources.files("snaprt_replay").joinpath(_TEMPLATE).read_text()
     filled = {
-        "PREPARATION": statements_for(calls.targets, "    "),
+        "PREPARATION": registering(calls.targets, "    "),
         "NAME": pprint.pformat(case.name),
         "VERSIONS": pprint.pformat(
             {key: case.environment.get(key, "") for key in ("platform", "jax", "jaxlib")}

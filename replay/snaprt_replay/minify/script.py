@@ -21,11 +21,11 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt_replay import floatbits
 from snaprt_replay.compare.tolerance import default_for
+from snaprt_replay.export import registering
 from snaprt_replay.localize.nonfinite import is_finite
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, Symptom
 from snaprt_replay.minify.shrink import Shrunk
-from snaprt_replay.script_kernels import statements_for
 
 _MOST_IN_TEXT: Final = 64  # elements of an array: more of them do not help a reader
 _TIMEOUT: Final = 300.0
@@ -106,7 +106,7 @@ def script(
             artifact=_in_lines(artifact),
             text=_commented(jaxapi.stablehlo_text(stablehlo)),
             imports="".join(f"import {module}\n" for module in _IMPORTS[check.name]),
-            preparation=statements_for(jaxapi.custom_calls(bare).targets, "    "),
+            preparation=registering(jaxapi.custom_calls(bare).targets, "    "),
             options=repr(options),
             # A GPU lowers as "cuda" or "rocm", which depends on the machine that runs the script.
             platforms=["cpu"] if platform == "cpu" else None,
