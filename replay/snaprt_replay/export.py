@@ -43,12 +43,11 @@ from snaprt_replay.load.modules import hlo_of
 SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
 _TEMPLATE = "export_script.txt"
 
-#: JAX registers some functions only as it lowers a call of them; a script that runs a module as it
-#: was recorded lowers none, and XLA then fails or ends the process. What the name of a function
-#: starts with, and a statement that makes JAX register it, which uses only public names;
-#: `snaprt.jaxapi.make_available` does the same within snaprt.
+#: JAX registers some functions only as it lowers a call of them, which no script does that runs a
+#: module as it was recorded. What the name of a function starts with, and a statement that makes JAX
+#: register it, of public names alone; `snaprt.jaxapi.make_available` does the same within snaprt.
+#: LAPACK needs none: JAX loads it for what `jax.export` calls (0.10.2 and 0.12.0).
 _REGISTERING: Final[Mapping[str, str]] = {
-    "lapack_": "jnp.linalg.eigvalsh(jnp.eye(1)).block_until_ready()  # makes JAX load LAPACK",
     "cpu_csr_sparse_dense": "import jax.experimental.sparse  # registers its functions",
     "mosaic_gpu": "import jax.experimental.mosaic.gpu  # registers its functions",
 }
@@ -212,10 +211,7 @@ def _too_large(case: Case, size: int) -> UsageError:
 
 
 def registering(targets: Iterable[str], indent: str) -> str:
-    """Return the lines that register the functions that custom calls name; maybe none.
-
-    They need the name ``jnp``.
-    """
+    """Return the lines that register the functions that custom calls name; maybe none."""
     names = tuple(targets)
     return "".join(
         f"{indent}{statement}\n"

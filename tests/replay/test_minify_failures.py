@@ -262,17 +262,6 @@ def test_the_script_says_of_the_inputs_what_is_true_of_them(
     assert words in (tmp_path / "repro.py").read_text()
 
 
-def test_the_script_makes_jax_load_the_functions_of_lapack(
-    workers: Workers, tmp_path: Path
-) -> None:
-    x = np.full((2, 2), 3e38, np.float32)
-    program = flat_program(lambda x: jnp.linalg.svd(x, compute_uv=False), x)
-    found = shrunk(candidate_of([program.module], [x]), NONFINITE, workers, 0)
-    assert found is not None
-    whole = found.original
-    assert script.write_and_run(tmp_path / "repro.py", whole, found, NONFINITE, None)
-
-
 def test_the_issue_has_the_program_the_failure_and_the_versions(minified: Path) -> None:
     text = (minified / "ISSUE.md").read_text()
     for part in ("wrong values from `sine`", "stablehlo.sine", "python repro.py", "jaxlib: "):
