@@ -299,7 +299,7 @@ def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]
 
 
 def _is_pending(operand: object) -> bool:
-    return isinstance(operand, LazyArray) and operand._value is None
+    return type(operand) is LazyArray and operand._value is None
 
 
 def _grown(trace: LazyTrace) -> None:

@@ -588,7 +588,7 @@ class LazyTrace(jaxapi.Trace):
     def _run_apart(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Run an operation as a program of its own; what its operands do not need stays pending."""
         self.interruptions += 1
-        concrete = [a.materialize(APART) if isinstance(a, LazyArray) else a for a in args]
+        concrete = [a.materialize(APART) if type(a) is LazyArray else a for a in args]
         with self.lock:
             pending = self.recording
             self.begin()
@@ -609,7 +609,7 @@ class LazyTrace(jaxapi.Trace):
                 lambda: jaxapi.evaluate_call("process_primitive", primitive, args, params)
             )
         self._at_once(self, primitive.name, cause, args)
-        concrete = [a.materialize(cause) if isinstance(a, LazyArray) else a for a in args]
+        concrete = [a.materialize(cause) if type(a) is LazyArray else a for a in args]
         if jaxapi.donates(params):
             give_away(concrete)
         metrics.counter_add(f"eager::{primitive.name}")
@@ -646,7 +646,7 @@ class LazyTrace(jaxapi.Trace):
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
         """Run an eager `shard_map` at once; inside `jit` it is recorded like any operation."""
         self._at_once(self, "shard_map", "shard_map", args)
-        concrete = [a.materialize("shard_map") if isinstance(a, LazyArray) else a for a in args]
+        concrete = [a.materialize("shard_map") if type(a) is LazyArray else a for a in args]
         return jaxapi.evaluate_call("process_shard_map", primitive, fun, concrete, **params)
 
     def cur_qdd(self, x: Any) -> Any:
@@ -721,7 +721,7 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
     """Return the cause for which an operation cannot wait, or ``None``."""
     if primitive.name == "device_put" and (
         any(device is not None for device in params["devices"])
-        or not any(isinstance(arg, LazyArray) for arg in args)
+        or not any(type(arg) is LazyArray for arg in args)
     ):
         return "device_put"
     if "jaxpr" in params:  # of jitted functions, say; it is asked of each operation that JAX binds

@@ -27,6 +27,8 @@ def refusal(key, name):
     return repr(refused.value)
 
 
+JAX_ARRAY = jnp.ones(2)
+
 # What is asked of an array and of an array of keys that were computed.
 QUESTIONS = {
     "its class": lambda x, key: (x.__class__, key.__class__),
@@ -35,6 +37,13 @@ QUESTIONS = {
         issubclass(type(x), jax.Array),
         isinstance(key, jax.Array),
         isinstance(x, np.ndarray),
+    ),
+    "whether others are of its type": lambda x, key: (
+        isinstance(JAX_ARRAY, type(x)),
+        isinstance(jax.device_put(JAX_ARRAY), type(x)),
+        isinstance(np.ones(2), type(x)),
+        isinstance(JAX_ARRAY, jax.core.Tracer),
+        isinstance(key, type(key)),
     ),
     "whether it is a tracer": lambda x, key: (
         isinstance(x, jax.core.Tracer),

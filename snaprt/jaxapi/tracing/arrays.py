@@ -339,7 +339,15 @@ def _shard(arrays: Any, shardings: Any, layouts: Any, semantics: Any) -> Any:
     return _pxla.shard_args(shardings, layouts, semantics, [a.full_lower() for a in arrays])
 
 
-class _ArrayOfTrace(jax.Array):
+class _TypeOfArray(type(jax.Array)):  # type: ignore[misc]
+    """Take arrays with a value for instances, as their class does: ``isinstance(y, type(x))``."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        kind = type(instance)
+        return kind in CONCRETE_ARRAYS or issubclass(kind, cls)
+
+
+class _ArrayOfTrace(jax.Array, metaclass=_TypeOfArray):
     """A `jax.Array` that JAX takes for a tracer; it does all that tracers do."""
 
     __slots__ = ("__weakref__", "_line_info", "_trace", "aval")

@@ -52,7 +52,7 @@ def teach_device_get(kind: Any, read: Callable[[Any], Any]) -> None:
 
     @functools.wraps(original)
     def device_get_leaf(x: Any) -> Any:
-        return read(x) if isinstance(x, kind) else original(x)
+        return read(x) if type(x) is kind else original(x)
 
     _api._device_get = device_get_leaf
 
@@ -75,7 +75,7 @@ def teach_compiled(
     call_compiled = jax.stages.Compiled.__call__
 
     def value(leaf: Any) -> Any:
-        return read(leaf) if isinstance(leaf, kind) else leaf
+        return read(leaf) if type(leaf) is kind else leaf
 
     @functools.wraps(original)
     def call(params: Any, /, *args: Any, **kwargs: Any) -> Any:
