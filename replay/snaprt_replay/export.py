@@ -44,8 +44,8 @@ SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
 _TEMPLATE = "export_script.txt"
 
 #: JAX registers some functions only as it lowers a call of them, which no script does that runs a
-#: module as it was recorded. What the name of a function starts with, and a statement that makes JAX
-#: register it, of public names alone; `snaprt.jaxapi.make_available` does the same within snaprt.
+#: module as it was recorded. How the name of a function starts, and what makes JAX register it, of
+#: public names alone; `snaprt.jaxapi.make_available` does the same within snaprt.
 #: LAPACK needs none: JAX loads it for what `jax.export` calls (0.10.2 and 0.12.0).
 _REGISTERING: Final[Mapping[str, str]] = {
     "cpu_csr_sparse_dense": "import jax.experimental.sparse  # registers its functions",
