@@ -112,20 +112,20 @@ class Flight:
         except (OSError, CacheError) as error:
             LOGGER.info("compiling without waiting for other processes: %s", error)
             lock = None
+        is_leader = False
         try:
-            is_needless = lock is not None and is_stored()
-        except BaseException:  # Ctrl-C; else this process would wait for itself the next time.
-            self.leave(digest, lock, in_vain=False)
-            raise
-        if is_needless:
-            # It came while the lock was taken; loading it needs no lock.
-            self.leave(digest, lock, in_vain=False)
-            lock = None
+            is_leader = lock is not None and not is_stored()
+        finally:
+            if not is_leader:
+                # It came while the lock was taken, and loading it needs no lock. Or Ctrl-C came:
+                # this process would wait for itself the next time.
+                self.leave(digest, lock, in_vain=False)
+                lock = None
         seconds = wait.seconds() if wait.has_waited else 0.0
         if wait.has_waited and self._on_event is not None:
             self._on_event(WAIT, 1)
             self._on_event(WAIT_SECONDS, seconds)
-        return LockRole(leader=lock is not None, waited_seconds=seconds), lock
+        return LockRole(leader=is_leader, waited_seconds=seconds), lock
 
     def leave(self, digest: str, lock: int | None, *, in_vain: bool) -> None:
         """Let the others go on.

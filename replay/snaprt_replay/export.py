@@ -42,15 +42,6 @@ from snaprt_replay.load.modules import hlo_of
 
 SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
 _TEMPLATE = "export_script.txt"
-
-#: JAX registers some functions only as it lowers a call of them, which no script does that runs a
-#: module as it was recorded. How the name of a function starts, and what makes JAX register it, of
-#: public names alone; `snaprt.jaxapi.make_available` does the same within snaprt.
-#: LAPACK needs none: JAX loads it for what `jax.export` calls (0.10.2 and 0.12.0).
-_REGISTERING: Final[Mapping[str, str]] = {
-    "cpu_csr_sparse_dense": "import jax.experimental.sparse  # registers its functions",
-    "mosaic_gpu": "import jax.experimental.mosaic.gpu  # registers its functions",
-}
 _TEXT_SUFFIXES = (".mlir", ".txt")
 
 
@@ -211,12 +202,16 @@ def _too_large(case: Case, size: int) -> UsageError:
 
 
 def registering(targets: Iterable[str], indent: str) -> str:
-    """Return the lines that register the functions that custom calls name; maybe none."""
-    names = tuple(targets)
+    """Return the lines with which JAX registers the functions that custom calls name; maybe none.
+
+    JAX registers some only as it lowers a call of them, which no script does that runs a module as
+    it was recorded. LAPACK needs no line: JAX loads it for what `jax.export` calls (checked with
+    0.10.2 and 0.12.0).
+    """
     return "".join(
-        f"{indent}{statement}\n"
-        for start, statement in _REGISTERING.items()
-        if any(name.startswith(start) for name in names)
+        f"{indent}import {name}  # registers its functions\n"
+        for name in jaxapi.modules_with_functions(targets)
+        if name.startswith("jax.")
     )
 
 

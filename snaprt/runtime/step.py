@@ -223,10 +223,7 @@ def _watch_checks() -> None:
     def run_checked() -> None:
         trace = jaxapi.current_trace()
         if isinstance(trace, LazyTrace) and not trace.fullgraph:
-            with trace.lock:
-                arrays = trace.recording.live_arrays()
-                _run_all_that_can(trace, arrays, "debug_nans", listeners())
-                _forget(trace, MAX_POINTS)
+            _run_all_of_thread(trace, "debug_nans")
 
     jaxapi.before_checks_end(run_checked)
 
@@ -246,14 +243,20 @@ def _run_before_fork() -> None:
     if trace is None or trace.is_running or trace.fullgraph:
         return
     try:
-        with trace.lock:
-            arrays = trace.recording.live_arrays()
-            _run_all_that_can(trace, arrays, "fork", listeners())
-            _forget(trace, MAX_POINTS)
+        arrays = _run_all_of_thread(trace, "fork")
         with jaxapi.evaluating():
             wait_for(arrays)
     except (CompileError, ExecutionError):  # Python ignores what is raised here
         _log.exception("effects that were pending when the process forked failed")
+
+
+def _run_all_of_thread(trace: LazyTrace, cause: str) -> Sequence[LazyArray]:
+    """Run all that is pending, because of something that is no operation; return its arrays."""
+    with trace.lock:
+        arrays = trace.recording.live_arrays()
+        _run_all_that_can(trace, arrays, cause, listeners())
+        _forget(trace, MAX_POINTS)
+    return arrays
 
 
 def _run_all_effects() -> None:

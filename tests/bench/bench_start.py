@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -214,6 +213,8 @@ def start(side: str, cache: Path, bytecode: Path) -> dict[str, Any]:
     """Start a child and return what it printed, with ``total`` seconds."""
     import measuring
 
+    from snaprt.fleet.launch import free_address
+
     environment = measuring.clean_environment(bytecode)
     if side != PEER:
         environment["SNAPRT_CACHE_DIR"] = str(cache)
@@ -224,8 +225,7 @@ def start(side: str, cache: Path, bytecode: Path) -> dict[str, Any]:
         environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         # JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES stays at its default: it matters on GPU alone.
     words = ["--child", side, "--layers", str(LAYERS), "--processes", str(PROCESSES)]
-    with socket.create_server(("localhost", 0)) as free:
-        words += ["--address", f"localhost:{free.getsockname()[1]}"]
+    words += ["--address", free_address()]
     started = time.time()
 
     def run(rank: int) -> dict[str, Any]:

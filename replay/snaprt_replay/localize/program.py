@@ -72,31 +72,33 @@ class Line:
         reachable = reached(
             [self.root.id], lambda instruction_id: self.by_id[instruction_id].operand_ids
         )
+        needed = [
+            instruction for instruction in computation.instructions if instruction.id in reachable
+        ]
         #: The elements of an instruction's tuple that are read. A function need not compute others:
         #: LAPACK's svd leaves the vectors as they were in memory if only the values are requested.
-        self.elements: dict[int, list[XlaMessage]] = {}
-        self.order: list[XlaMessage] = self._in_order(reachable)
+        self.elements = self._elements_of(needed)
+        self.order = self._elements_moved(needed)
         self.free = self._free()
         self.position = {instruction.id: index for index, instruction in enumerate(self.order)}
         self._last_use = self._last_uses()
 
-    def _in_order(self, reachable: Container[int]) -> list[XlaMessage]:
-        """Put the elements of a tuple behind what computes it, so that no cut comes between."""
-        ordered = [
-            instruction
-            for instruction in self.computation.instructions
-            if instruction.id in reachable
-        ]
-        for instruction in ordered:
+    def _elements_of(self, instructions: Sequence[XlaMessage]) -> dict[int, list[XlaMessage]]:
+        elements: dict[int, list[XlaMessage]] = {}
+        for instruction in instructions:
             if instruction.opcode == "get-tuple-element":
                 source = self.by_id[instruction.operand_ids[0]]
                 if source.opcode not in NO_WORK:
-                    self.elements.setdefault(source.id, []).append(instruction)
-        behind = {element.id for elements in self.elements.values() for element in elements}
+                    elements.setdefault(source.id, []).append(instruction)
+        return elements
+
+    def _elements_moved(self, instructions: Sequence[XlaMessage]) -> list[XlaMessage]:
+        """Put the elements of a tuple behind what computes it, so that no cut comes between."""
+        moved = {element.id for elements in self.elements.values() for element in elements}
         return [
             each
-            for instruction in ordered
-            if instruction.id not in behind
+            for instruction in instructions
+            if instruction.id not in moved
             for each in (instruction, *self.elements.get(instruction.id, ()))
         ]
 

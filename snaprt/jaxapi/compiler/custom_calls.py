@@ -123,15 +123,20 @@ def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
     return tuple(sorted(names - registered)) if registered else ()
 
 
+def modules_with_functions(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the modules that `make_available` imports for some functions, imported or not."""
+    names = set(targets)
+    rows = (imports for applies, _, imports in _INITIALIZERS if any(map(applies, names)))
+    return tuple(name for imports in rows for name in imports)
+
+
 def modules_awaited(targets: Iterable[str]) -> tuple[str, ...]:
     """Return the modules that `make_available` would import, or wait for another thread to import.
 
     Two threads that import parts of one package at a time may wait for each other, and Python then
     raises an error in one of them.
     """
-    names = set(targets)
-    rows = (imports for applies, _, imports in _INITIALIZERS if any(map(applies, names)))
-    return tuple(name for imports in rows for name in imports if not _is_imported(name))
+    return tuple(name for name in modules_with_functions(targets) if not _is_imported(name))
 
 
 def _is_imported(name: str) -> bool:

@@ -177,7 +177,7 @@ class _Rounding:
                 instruction.operand_ids[0] = self._steps.add(
                     "opt-barrier", operand.shape, operand
                 ).id
-        in_a_row = max((self._in_a_row.get(one, 0) for one in instruction.operand_ids), default=0)
+        in_a_row = max((self._in_a_row.get(each, 0) for each in instruction.operand_ids), default=0)
         self._in_a_row[instruction.id] = in_a_row
         if kind is None or not (summed or instruction.opcode in _ROUNDED):
             self._steps.made.append(instruction)
