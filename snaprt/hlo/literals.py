@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from snaprt.errors import SnapshotError
 from snaprt.hlo import proto
 from snaprt.hlo.proto import LiteralProto, ShapeProto, XlaMessage
 
+_LENGTH = 8  # the bytes of the length that precedes a literal that XLA serialized
 TUPLE = 13
 OPAQUE = 14
 TOKEN = 17
@@ -151,15 +153,53 @@ def literal_to_array(literal: XlaMessage) -> np.ndarray:
     dimensions = tuple(literal.shape.dimensions)
     count = int(np.prod(dimensions, dtype=np.int64))
     content = getattr(literal, row.literal_field)
-    flat = _read_elements(row, dtype, content, count)
+    if row.varint:
+        flat = _decode_varints(content, dtype)
+    else:
+        flat = _read_bytes(row, dtype, content, count)
     if flat.size != count:
         raise SnapshotError(
             f"A literal {row.name}{list(dimensions)} holds {flat.size} elements, not {count}.",
             hint="The file is damaged; dump it again.",
         )
-    major_to_minor = tuple(reversed(minor_to_major(literal.shape)))
+    return _in_c_order(flat, literal.shape)
+
+
+def _in_c_order(flat: np.ndarray, shape: XlaMessage) -> np.ndarray:
+    """Return an array of a shape, given its elements in the order of the shape's layout."""
+    dimensions = tuple(shape.dimensions)
+    major_to_minor = tuple(reversed(minor_to_major(shape)))
     physical = flat.reshape([dimensions[dimension] for dimension in major_to_minor])
     return np.ascontiguousarray(physical.transpose(np.argsort(major_to_minor))).reshape(dimensions)
+
+
+def read_literal(content: memoryview) -> Iterator[np.ndarray]:
+    """Yield the arrays of a literal as XLA's ``Literal::Serialize`` writes it.
+
+    Args:
+        content: The length of a ShapeProto in 8 bytes, the ShapeProto, and the bytes of each array
+            of it, those of elements under a byte packed, low bits first.
+
+    Yields:
+        The arrays, in C order; read-only where they share the content's bytes.
+
+    Raises:
+        SnapshotError: It is cut short, or has a type that numpy cannot hold.
+    """
+    end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+    shape = proto.parse(ShapeProto, content[_LENGTH:end], "a literal")
+    for leaf in leaf_shapes(shape):
+        if leaf.element_type == TOKEN:
+            continue
+        row, dtype = element_type_of(leaf), dtype_of(leaf)
+        count = math.prod(leaf.dimensions)
+        start, end = end, end + -(-count * row.bits // 8)
+        if end > len(content):
+            raise SnapshotError(
+                f"A literal {row.name}{list(leaf.dimensions)} is cut short.",
+                hint="The file is truncated or damaged; dump it again.",
+            )
+        yield _in_c_order(_read_bytes(row, dtype, content[start:end], count), leaf)
 
 
 def array_to_literal(value: np.ndarray) -> XlaMessage:
@@ -177,9 +217,9 @@ def array_to_literal(value: np.ndarray) -> XlaMessage:
     return literal
 
 
-def _read_elements(row: ElementType, dtype: np.dtype, content: bytes, count: int) -> np.ndarray:
-    if row.varint:
-        return _decode_varints(content, dtype)
+def _read_bytes(
+    row: ElementType, dtype: np.dtype, content: bytes | memoryview, count: int
+) -> np.ndarray:
     if row.bits < 8:
         return _widen(row, np.frombuffer(content, np.uint8), count).view(dtype)
     if row.name == "pred":

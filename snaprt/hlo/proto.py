@@ -200,7 +200,11 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "result": (3, "LiteralProto"),
         "execution_platform": (4, "string"),
     },
-    "HloInputs": {"arguments": (1, "repeated LiteralProto")},
+    "HloInputs": {
+        "arguments": (1, "repeated LiteralProto"),
+        "arguments_descriptors": (2, "repeated LiteralDescriptor"),
+    },
+    "LiteralDescriptor": {"argument_size_bytes": (2, "int64")},
     "HloUnoptimizedSnapshot": {
         "hlo_module": (1, "HloModuleProto"),
         "partitions": (2, "repeated HloInputs"),
@@ -253,10 +257,13 @@ HloComputationProto = _MESSAGES["HloComputationProto"]
 HloModuleProto = _MESSAGES["HloModuleProto"]
 HloProto = _MESSAGES["HloProto"]
 HloSnapshot = _MESSAGES["HloSnapshot"]
+HloInputs = _MESSAGES["HloInputs"]
 HloUnoptimizedSnapshot = _MESSAGES["HloUnoptimizedSnapshot"]
 
 
-def parse(message_type: type[XlaMessage], content: bytes, source: str | Path) -> XlaMessage:
+def parse(
+    message_type: type[XlaMessage], content: bytes | memoryview, source: str | Path
+) -> XlaMessage:
     """Parse a serialized message.
 
     Args:
@@ -275,7 +282,7 @@ def parse(message_type: type[XlaMessage], content: bytes, source: str | Path) ->
         )
     message = message_type()
     try:
-        message.ParseFromString(content)
+        message.ParseFromString(cast("bytes", content))  # which takes any buffer, unlike its stub
     except (DecodeError, RuntimeError) as error:
         raise SnapshotError(
             f"{source}: not a complete xla.{message.DESCRIPTOR.name} message ({error}).",

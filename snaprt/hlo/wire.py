@@ -38,6 +38,18 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             raise ValueError("invalid wire type")
 
 
+def delimited(content: memoryview) -> tuple[memoryview, memoryview]:
+    """Split content into the message that its length stands before, and what follows the message.
+
+    The message may be cut off.
+
+    Raises:
+        ValueError: These bytes do not begin with a length.
+    """
+    length, position = _varint(content, 0)
+    return content[position : position + length], content[position + length :]
+
+
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):

@@ -50,7 +50,28 @@ def prints_sharded(x):
     jax.debug.print("{}", x.sum())
     return x * 2
 
+def double(x):
+    results = jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((2,), np.int8)
+    floats, integers = jax.pure_callback(lambda x: (x * 2, np.ones(2, np.int8)), results, x)
+    return floats * integers.sum()
+
+@jax.jit
+def branches(x):
+    return jax.lax.cond(x.sum() > 0, jax.jit(double), lambda x: x + 1, x) * 3
+
+@jax.jit
+def loops(x):
+    return jax.lax.fori_loop(0, 3, lambda _, x: branches(x) - 1, x)
+
+@jax.jit
+def both(x):
+    return branches(x) + jax.jit(double)(x)
+
 x = np.ones((2, 3), np.float32)
+for function in branches, loops, both:
+    for name, argument in ("skips", -1000 * x), ("calls", x):
+        with snaprt.record(folder=folder + f"/{name}_{function.__name__}"):
+            function(argument)
 with snaprt.record(folder=folder + "/prints"):
     jax.jit(prints)(x)
 sharding = NamedSharding(jax.make_mesh((2,), ("d",)), PartitionSpec("d"))
@@ -212,3 +233,38 @@ def test_the_interpreter_refuses_what_it_cannot_run(snaprt: Command, tmp_path: P
     _, out, err = snaprt(*words)
     assert "the StableHLO interpreter cannot run custom calls: somewhere" in out + err
     assert "SIGABRT" not in out + err
+
+
+@pytest.mark.parametrize("name", ["skips_branches", "skips_loops"])
+def test_a_program_that_skips_the_branch_with_a_callback_is_replayed(
+    snaprt: Command, odd: Path, tmp_path: Path, name: str
+) -> None:
+    path = inputs_of(odd / name)
+    status, out, _ = snaprt("replay", path)
+    assert status == 0
+    assert "callbacks in branches were left out: a branch that calls one returns NaN" in out
+    assert "MATCH: the output is identical, bit for bit" in out
+    assert "warning" not in out
+    status, out, _ = snaprt("localize", path, "--a", "cpu", "--b", "cpu,optimization=0")
+    assert (status, "NOTHING FOUND" in out.upper()) == (0, True), out
+    assert snaprt("export", path, "--to", "python", "-o", tmp_path / "program")[0] == 0
+    assert "identical" in run_program(tmp_path / "program" / "run.py").stdout
+
+
+@pytest.mark.parametrize("name", ["calls_branches", "calls_loops"])
+def test_a_program_that_needs_the_result_of_a_callback_in_a_branch_is_refused(
+    snaprt: Command, odd: Path, name: str
+) -> None:
+    status, out, err = snaprt("replay", inputs_of(odd / name))
+    assert status > 1
+    assert "MISMATCH" not in out
+    assert "takes a branch that calls back into Python" in err
+
+
+@pytest.mark.parametrize("name", ["calls_both", "skips_both"])
+def test_a_program_that_always_calls_back_is_refused_although_branches_do_so_too(
+    snaprt: Command, odd: Path, name: str
+) -> None:
+    status, _, err = snaprt("replay", inputs_of(odd / name))
+    assert status > 1
+    assert "the module needs a Python callback" in err

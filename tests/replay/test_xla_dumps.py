@@ -10,7 +10,9 @@ import jax
 import numpy as np
 import pytest
 from programs import run_program
+from snaprt_replay.load import contents
 from snaprt_replay.load.case import Case, NamedArray, name_arrays
+from snaprt_replay.load.sniff import HLO_UNOPTIMIZED_SNAPSHOT, sniff
 from snaprt_replay.load.xla_files import (
     load_hlo_module,
     load_hlo_snapshot,
@@ -20,7 +22,7 @@ from snaprt_replay.load.xla_files import (
 from snaprt_replay.run.rerun import replay
 
 from snaprt.compile.module import compile_module
-from snaprt.errors import SnapshotError
+from snaprt.errors import CompileError, SnapshotError
 
 PROGRAMS = Path(__file__).parent.parent / "support" / "xla_programs.py"
 MODELS = PROGRAMS.with_name("xla_models.py")
@@ -35,7 +37,11 @@ REPLAYED = (
     *("sorting", "fourier", "random_bits", "gather_scatter", "linear_algebra", "branches"),
     *("half_precision", "tiny_floats", "tiny_integers", "complex_numbers", "int8_product"),
     *("reinterpreted", "transposes", "scalar_and_unused", "zero_size", "no_arguments"),
-    *("passed_through", "printing"),
+    *("passed_through", "printing", "calling_back_in_a_branch"),
+)
+UNOPTIMIZED = (
+    *("mlp_gradient", "linear_algebra", "donating", "calling_back", "tiny_integers", "tiny_floats"),
+    *("branches", "complex_numbers", "zero_size", "no_arguments", "calling_back_in_a_branch"),
 )
 # Compiled from the optimized module the fusions may fall otherwise, which moves last bits.
 ROUNDED = {"transformer_scan"}
@@ -56,8 +62,7 @@ def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def unoptimized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = "--xla_dump_hlo_unoptimized_snapshots"
-    names = ("mlp_gradient", "linear_algebra", "donating", "calling_back", "tiny_integers")
-    return dump(tmp_path_factory.mktemp("unoptimized"), flags, *names)
+    return dump(tmp_path_factory.mktemp("unoptimized"), flags, *UNOPTIMIZED)
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +142,53 @@ def test_a_print_is_left_out_of_the_replay_and_noted(snapshots: Path) -> None:
 
 
 def test_a_callback_that_gives_a_value_is_refused(snapshots: Path, unoptimized: Path) -> None:
-    with pytest.raises(SnapshotError, match="host callback cannot be replayed"):
-        load_hlo_snapshot(file_of(snapshots, "calling_back", "snapshot.*.pb"))
-    with pytest.raises(SnapshotError, match="host callback cannot be replayed"):
-        load_unoptimized_snapshot(file_of(unoptimized, "calling_back", "execution_*.pb"))
+    for path in (
+        file_of(snapshots, "calling_back", "snapshot.*.pb"),
+        file_of(unoptimized, "calling_back", "execution_*.pb"),
+    ):
+        with pytest.raises(CompileError, match="needs a Python callback"):
+            replay(path, isolated=False)
+
+
+def test_a_callback_in_a_branch_that_is_skipped_is_left_out_and_noted(snapshots: Path) -> None:
+    path = file_of(snapshots, "calling_back_in_a_branch", "snapshot.*.pb")
+    assert "Python callbacks in branches were left out" in load_hlo_snapshot(path).notes[-1]
+
+
+@pytest.fixture(scope="module")
+def unoptimized_protos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = "--xla_dump_hlo_unoptimized_snapshots --xla_dump_hlo_as_proto"
+    return dump(tmp_path_factory.mktemp("unoptimized_protos"), flags, *UNOPTIMIZED)
+
+
+@pytest.mark.parametrize("program", UNOPTIMIZED)
+def test_an_unoptimized_snapshot_whose_arguments_follow_it_is_read_as_one_that_holds_them(
+    unoptimized: Path, unoptimized_protos: Path, program: str
+) -> None:
+    paths = [
+        file_of(folder, program, "execution_*.pb") for folder in (unoptimized, unoptimized_protos)
+    ]
+    assert [sniff(path) for path in paths] == [HLO_UNOPTIMIZED_SNAPSHOT] * 2
+    whole, followed = map(load_unoptimized_snapshot, paths)
+    assert whole.inputs is not None
+    assert_same_bits(values(followed.inputs or ()), whole.inputs)
+    assert (followed.stablehlo, followed.parameters) == (whole.stablehlo, whole.parameters)
+    texts = [contents.read(path).hlo for path in paths]
+    assert texts[0] is not None
+    assert texts[1] is not None
+    assert texts[0]() == texts[1]()
+
+
+@pytest.mark.parametrize("left", [0.5, 0.99])
+def test_an_unoptimized_snapshot_that_is_cut_short_is_refused(
+    unoptimized_protos: Path, tmp_path: Path, left: float
+) -> None:
+    whole = file_of(unoptimized_protos, "mlp_gradient", "execution_*.pb").read_bytes()
+    path = tmp_path / "cut.pb"
+    path.write_bytes(whole[: int(len(whole) * left)])
+    assert sniff(path) == HLO_UNOPTIMIZED_SNAPSHOT
+    with pytest.raises(SnapshotError, match=r"cut short|not a complete"):
+        load_unoptimized_snapshot(path)
 
 
 @pytest.mark.parametrize("program", ["mlp_gradient", "linear_algebra", "tiny_integers"])

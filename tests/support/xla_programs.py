@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.experimental import io_callback
 
 _RANDOM = np.random.default_rng(0)
 PROGRAMS: dict[str, tuple[Callable, tuple, dict]] = {}
@@ -277,6 +278,18 @@ def printing(x):
 @program(normal(4))
 def calling_back(x):
     return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((4,), np.float32), x)
+
+
+@program(np.float32(1), normal(4))
+def calling_back_in_a_branch(which, x):
+    def call_back(x):
+        results = jax.ShapeDtypeStruct((4,), np.float32), jax.ShapeDtypeStruct((3,), np.int32)
+        floats, integers = io_callback(
+            lambda x: (x, np.ones(3, np.int32)), results, x, ordered=True
+        )
+        return floats + integers.sum()
+
+    return jax.lax.cond(which < 0, jax.jit(call_back), jnp.sin, x)
 
 
 def run(programs: dict[str, tuple[Callable, tuple, dict]]) -> None:

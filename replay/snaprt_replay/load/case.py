@@ -101,6 +101,8 @@ class Case:
     # a failed CHECK in XLA.
     trusted: bool = False
     notes: tuple[str, ...] = ()  # for the reader of a comparison: a restored module, a missing file
+    # The module as it was recorded, if the calls of Python in its branches were replaced.
+    with_branches_that_call: bytes = b""
     graph_id: str = ""  # set if snaprt recorded it
     unfinished: str = ""  # the error that ended the recording of a lazy graph, so nothing ran
 

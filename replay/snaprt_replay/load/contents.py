@@ -21,7 +21,6 @@ from snaprt.hlo.proto import (
     HloModuleProto,
     HloProto,
     HloSnapshot,
-    HloUnoptimizedSnapshot,
     XlaMessage,
     parse,
     serialize,
@@ -36,6 +35,7 @@ from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, NamedArray, Signature
 from snaprt_replay.load.load import load
 from snaprt_replay.load.snapshots import readable_module
+from snaprt_replay.load.xla_files import read_unoptimized_snapshot
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,8 +240,8 @@ _ORIGINAL_HLO: Mapping[str, Callable[[Path], str]] = {
     sniff.HLO_TEXT: lambda path: path.read_text(),
     sniff.HLO_MODULE: _bare_module_text,
     sniff.HLO_SNAPSHOT: lambda path: _proto_text(path, HloSnapshot, "hlo", "hlo_module"),
-    sniff.HLO_UNOPTIMIZED_SNAPSHOT: lambda path: _proto_text(
-        path, HloUnoptimizedSnapshot, "hlo_module"
+    sniff.HLO_UNOPTIMIZED_SNAPSHOT: lambda path: jaxapi.hlo_text(
+        serialize(read_unoptimized_snapshot(path)[0])
     ),
 }
 

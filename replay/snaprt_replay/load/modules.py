@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import signal
@@ -20,7 +21,6 @@ from snaprt.host.regular_files import open_file
 from snaprt_replay import floatbits
 from snaprt_replay.child import child_environment
 from snaprt_replay.load.case import Case, NamedArray, Signature
-from snaprt_replay.load.restore import CALLBACKS_LEFT_OUT
 
 # Integers are drawn below this: they are mostly indices, labels and counts, and must stay in the
 # bounds of arrays that may be small.
@@ -145,34 +145,64 @@ def load_module_file(path: Path, form: str) -> Case:
     Raises:
         SnapshotError: The module cannot be parsed.
     """
-    module, notes = without_effects(path.read_bytes())
+    alone = without_effects(path.read_bytes())
     return Case(
         path=path,
         format=form,
         name=path.name.partition(".")[0],
-        stablehlo=module,
+        stablehlo=alone.stablehlo,
         inputs=None,
         outputs=None,
-        parameters=module_parameters(module, path),
-        notes=notes,
+        parameters=module_parameters(alone.stablehlo, path),
+        notes=alone.notes,
+        with_branches_that_call=alone.with_branches_that_call,
     )
 
 
-def without_effects(stablehlo: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """Return a module without what only its own process can do, and a note on what is left out.
+@dataclasses.dataclass(frozen=True)
+class ModuleAlone:
+    """A module without what only its own process can do."""
 
-    Python functions that return nothing are not called. ``main`` neither takes nor returns tokens,
-    which order effects and cannot be arrays. A module that cannot be parsed remains unchanged.
+    stablehlo: bytes
+    notes: tuple[str, ...] = ()  # on what was left out
+    with_branches_that_call: bytes = b""  # see `Case`
+
+
+def without_effects(stablehlo: bytes, *, second: bool = False) -> ModuleAlone:
+    """Return a module without what only its own process can do.
+
+    Python functions that return nothing are not called. Neither are those in the branches of
+    conditionals, in place of whose results there are others. ``main`` neither takes nor returns
+    tokens, which order effects and cannot be arrays. A module that cannot be parsed remains
+    unchanged.
+
+    Args:
+        stablehlo: The module.
+        second: Whether to take other values than usual for the results of Python functions.
     """
     try:
         module = jaxapi.parse_module(stablehlo)
-        has_printed = jaxapi.without_printing(module)
-        has_changed = jaxapi.without_tokens(module) or has_printed
+        taken_out = jaxapi.without_callbacks(module, *_INSTEAD_OF_RESULTS[second])
+        has_changed = jaxapi.without_tokens(module) or any(dataclasses.astuple(taken_out))
     except ValueError:
-        return stablehlo, ()
+        return ModuleAlone(stablehlo)
     if not has_changed:
-        return stablehlo, ()
-    return jaxapi.portable_artifact(module), (CALLBACKS_LEFT_OUT,) if has_printed else ()
+        return ModuleAlone(stablehlo)
+    notes = itertools.compress(_LEFT_OUT, (taken_out.printing, taken_out.in_branches))
+    return ModuleAlone(
+        jaxapi.portable_artifact(module),
+        tuple(notes),
+        stablehlo if taken_out.in_branches else b"",
+    )
+
+
+_LEFT_OUT = (
+    "Python callbacks that return nothing, such as jax.debug.print, were left out",
+    "Python callbacks in branches were left out: a branch that calls one returns NaN for floats "
+    "and 0 for integers",
+)
+# For floats and integers: as the note says, and different from that.
+_INSTEAD_OF_RESULTS = ((math.nan, 0), (1.0, 1))
 
 
 def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import (
     ELEMENT_TYPES,
@@ -35,13 +34,10 @@ from snaprt_replay.hlo.hlo_module import (
     verify,
 )
 
-CALLBACKS_LEFT_OUT = "Python callbacks that return nothing, such as jax.debug.print, were left out"
-
 _NOTES = {
     "fusion": "fusions became calls",
     "bitcast": "bitcasts became transposes and reshapes",
     "async": "asynchronous operations became plain ones",
-    "callback": CALLBACKS_LEFT_OUT,
     "tuple": "tuple parameters were split",
     "layout": "layouts were dropped",
     "schedule": "the schedule was dropped",
@@ -72,8 +68,8 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
         What was changed, in sentences for the reader of a comparison.
 
     Raises:
-        SnapshotError: The module is malformed, calls back into Python for a value, or has an
-            operation that cannot be expressed without the layouts it was compiled for.
+        SnapshotError: The module is malformed, exchanges data with the host or another device, or
+            has an operation that cannot be expressed without the layouts it was compiled for.
     """
     verify(module)
     _refuse_exchanges(module)
@@ -112,20 +108,6 @@ def _refuse_exchanges(module: XlaMessage) -> None:
                 f"runs ({instruction.opcode} {instruction.name!r}), so it cannot be replayed "
                 "alone."
             )
-        if jaxapi.is_python_callback(instruction.custom_call_target) and not _gives_nothing(
-            instruction.shape
-        ):
-            raise SnapshotError(
-                f"Module {module.name!r} calls back into Python ({instruction.name}, "
-                f"{instruction.metadata.op_name or instruction.custom_call_target}): a host "
-                "callback cannot be replayed.",
-                hint="Remove the callback (jax.pure_callback, io_callback) from the compiled "
-                "function and record it again.",
-            )
-
-
-def _gives_nothing(shape: XlaMessage) -> bool:
-    return all(leaf.element_type == TOKEN for leaf in leaf_shapes(shape))
 
 
 def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
@@ -248,8 +230,6 @@ def _restore_constant(constant: XlaMessage, restoration: _Restoration) -> Sequen
 
 
 def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    if jaxapi.is_python_callback(call.custom_call_target):
-        return _leave_out(call, restoration)
     # Its code reads and writes raw buffers, so the layouts it ran with affect what it computes; its
     # backend_config holds its arguments.
     if restoration.optimized and not call.constrain_layout:
@@ -263,19 +243,6 @@ def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequenc
             call.ClearField("operand_shapes_with_layout")
             call.operand_shapes_with_layout.extend(operands)
     return [call]
-
-
-def _leave_out(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    restoration.changes.add("callback")
-    operands = [restoration.by_id[operand] for operand in call.operand_ids]
-    tokens = [operand for operand in operands if operand.shape.element_type == TOKEN]
-    elements = call.shape.tuple_shapes if call.shape.element_type == TUPLE else [call.shape]
-    steps = Steps(restoration.editor, call)
-    for shape in elements:
-        steps.add("after-all", shape, *tokens)
-    if call.shape.element_type == TUPLE:
-        steps.add("tuple", call.shape, *steps.made)
-    return steps.stand_for(call)
 
 
 def _start(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:

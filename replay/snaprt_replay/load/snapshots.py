@@ -23,7 +23,12 @@ from snaprt.snapshot.format.read import (
 from snaprt.snapshot.share.executions import contradiction, files_of_devices, has_any
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, NamedArray, ShardedArray, Signature, sharded
-from snaprt_replay.load.modules import can_parse, module_parameters, without_effects
+from snaprt_replay.load.modules import (
+    ModuleAlone,
+    can_parse,
+    module_parameters,
+    without_effects,
+)
 
 
 def load_snapshot(path: Path) -> Case:
@@ -132,25 +137,27 @@ def _case(
     notes: Sequence[str],
 ) -> Case:
     module, conversion = readable_module(file)
-    left_out: tuple[str, ...] = ()
-    if b"callback" in module:
-        module, left_out = without_effects(module)
+    alone = without_effects(module) if b"callback" in module else ModuleAlone(module)
+    environment = dict(recorded_environment(file))
+    if alone.stablehlo is not module:
+        del environment["optimised_hlo"]  # that of what is replayed is another one
     return Case(
         path=file.path,
         format=sniff.SNAPSHOT,
         name=file.manifest.execution.name,
-        stablehlo=module,
+        stablehlo=alone.stablehlo,
         inputs=inputs,
         outputs=outputs,
         parameters=(
             tuple(Signature(array.shape, array.dtype) for array in inputs)
             if inputs is not None
-            else module_parameters(module, file.path)
+            else module_parameters(alone.stablehlo, file.path)
         ),
-        environment=recorded_environment(file),
+        environment=environment,
         graph_id=file.manifest.execution.graph_id,
         trusted=True,
-        notes=(*notes, *conversion, *left_out),
+        notes=(*notes, *conversion, *alone.notes),
+        with_branches_that_call=alone.with_branches_that_call,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnapshotError
-from snaprt.hlo.wire import fields
+from snaprt.hlo.wire import delimited, fields
 from snaprt.host.regular_files import open_file
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.places import is_snapshot
@@ -28,6 +28,7 @@ HLO_UNOPTIMIZED_SNAPSHOT: Final = "XLA HloUnoptimizedSnapshot"
 HLO_MODULE: Final = "XLA HLO module proto"
 
 _HEAD_BYTES = 1 << 16
+_FIRST_FIELD = 0x0A  # the tag of the field 1 of a message, if bytes are in it
 
 
 def sniff(path: Path) -> str:
@@ -139,8 +140,25 @@ def _is_hlo_snapshot(message: memoryview) -> bool:
     return _is_module(_first(_first(message, 1), 1))
 
 
-def _is_unoptimized_snapshot(message: memoryview) -> bool:
-    return _is_module(_first(message, 1)) and _first(message, 2) is not None
+def _is_unoptimized_snapshot(content: memoryview) -> bool:
+    message, _ = unoptimized_snapshot(content)
+    has_length = len(message) < len(content)
+    return _is_module(_first(message, 1)) and (has_length or _first(message, 2) is not None)
+
+
+def unoptimized_snapshot(content: memoryview) -> tuple[memoryview, memoryview]:
+    """Return the HloUnoptimizedSnapshot that a file holds, and the arguments that follow it.
+
+    With ``--xla_dump_hlo_as_proto``, its length precedes it, and the arguments follow it, which a
+    protobuf message of any size could not hold. Without, it is all of the file.
+    """
+    # It begins with its module, and as a length this byte would mean that it has 10 bytes.
+    if not content or content[0] == _FIRST_FIELD:
+        return content, content[:0]
+    try:
+        return delimited(content)
+    except ValueError:
+        return content, content[:0]
 
 
 def _is_hlo_module(message: memoryview) -> bool:

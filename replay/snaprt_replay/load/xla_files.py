@@ -6,7 +6,9 @@ For a module named ``module_NNNN.NAME``, an execution writes to the folder of ``
   optimized module, the arguments and the results;
 - ``.execution_NNNN.hlo_unoptimized_snapshot.pb``, with ``--xla_dump_hlo_unoptimized_snapshots``,
   instead of the former: the module before optimization and the arguments, no results. Two runs of
-  one program can write both into one folder.
+  one program can write both into one folder. With ``--xla_dump_hlo_as_proto`` and without
+  ``--xla_dump_hlo_as_text``, the arguments follow the message instead of being part of it
+  (xla/runtime/large_hlo_snapshot_serialization/serialization.h).
 
 With ``--xla_dump_hlo_as_proto``, compilation also writes ``.before_optimizations.hlo.pb``.
 """
@@ -29,8 +31,10 @@ from snaprt.hlo.literals import (
     leaf_shapes,
     literal_leaves,
     literal_to_array,
+    read_literal,
 )
 from snaprt.hlo.proto import (
+    HloInputs,
     HloModuleProto,
     HloProto,
     HloSnapshot,
@@ -82,24 +86,46 @@ def load_unoptimized_snapshot(path: Path) -> Case:
         SnapshotError: The file is damaged or foreign, ran on several devices, or its module cannot
             be replayed.
     """
-    snapshot = parse(HloUnoptimizedSnapshot, read_file(path), path)
+    module, inputs, unread = read_unoptimized_snapshot(path)
+    outputs: _Arrays | None = None
+    note = "XLA records no results with an unoptimized module"
+    for neighbor in _beside(path, ".snapshot.*.pb"):
+        results = _results_of_same_execution(neighbor, module.name, inputs or ())
+        if results is not None:
+            outputs, note = results, f"the results are those of {neighbor.name}"
+            break
+    form, notes = sniff.HLO_UNOPTIMIZED_SNAPSHOT, (note, *unread)
+    return _load(path, form, module, notes, inputs, outputs)
+
+
+def read_unoptimized_snapshot(path: Path) -> tuple[XlaMessage, _Arrays | None, Sequence[str]]:
+    """Read an HloUnoptimizedSnapshot.
+
+    Returns:
+        The module, the arguments if the file has all of them, and notes on those it lacks.
+
+    Raises:
+        SnapshotError: The file is damaged or foreign, or ran on several devices.
+    """
+    content = memoryview(read_file(path))
+    message, literals = sniff.unoptimized_snapshot(content)
+    snapshot = parse(HloUnoptimizedSnapshot, message, path)
     if len(snapshot.partitions) > 1:
         raise SnapshotError(
             f"{path}: the program ran on {len(snapshot.partitions)} devices at once.",
             hint="XLA's snapshots can be replayed only for programs on one device; record with "
             "snaprt.",
         )
-    arguments = snapshot.partitions[0].arguments if snapshot.partitions else []
-    inputs, unread = _arguments(arguments, path)
-    outputs: _Arrays | None = None
-    note = "XLA records no results with an unoptimized module"
-    for neighbor in _beside(path, ".snapshot.*.pb"):
-        results = _results_of_same_execution(neighbor, snapshot.hlo_module.name, inputs or ())
-        if results is not None:
-            outputs, note = results, f"the results are those of {neighbor.name}"
-            break
-    form, notes = sniff.HLO_UNOPTIMIZED_SNAPSHOT, (note, *unread)
-    return _load(path, form, snapshot.hlo_module, notes, inputs, outputs)
+    partition = snapshot.partitions[0] if snapshot.partitions else HloInputs()
+    if not partition.arguments_descriptors:
+        return snapshot.hlo_module, *_arguments(partition.arguments, path)
+    values: list[np.ndarray] = []
+    for number, descriptor in enumerate(partition.arguments_descriptors):
+        size = descriptor.argument_size_bytes
+        with _naming(path, f"argument {number}"):
+            values += read_literal(literals[:size])
+        literals = literals[size:]
+    return snapshot.hlo_module, tuple(values), ()
 
 
 def load_hlo_module(path: Path) -> Case:
@@ -191,14 +217,10 @@ def _module_of_snapshot(
     """Return the best available module for an HloSnapshot, and a note on where it is from."""
     own = snapshot.hlo.hlo_module
     for neighbor in _beside(path, ".execution_*.hlo_unoptimized_snapshot.pb"):
-        unoptimized = _parse_if_possible(HloUnoptimizedSnapshot, neighbor)
-        if (
-            unoptimized is not None
-            and unoptimized.hlo_module.name == own.name
-            and len(unoptimized.partitions) == 1
-            and _have_same_bits(unoptimized.partitions[0].arguments, inputs)
-        ):
-            return unoptimized.hlo_module, [f"using the unoptimized module of {neighbor.name}"]
+        with contextlib.suppress(OSError, SnapshotError):  # it may help, and is no reason to fail
+            module, arguments, _ = read_unoptimized_snapshot(neighbor)
+            if module.name == own.name and arguments is not None and _same(arguments, inputs):
+                return module, [f"using the unoptimized module of {neighbor.name}"]
     libraries = library_calls(own)
     if not libraries:
         return own, []
@@ -217,10 +239,9 @@ def _results_of_same_execution(path: Path, name: str, inputs: _Arrays) -> _Array
     snapshot = _parse_if_possible(HloSnapshot, path)
     if snapshot is None or snapshot.hlo.hlo_module.name != name:
         return None
-    if not _have_same_bits(snapshot.arguments, inputs):
-        return None
     with contextlib.suppress(SnapshotError):
-        return _recorded_results(snapshot, path)[0]
+        if _same(_arrays(snapshot.arguments, path), inputs):
+            return _recorded_results(snapshot, path)[0]
     return None
 
 
@@ -249,14 +270,8 @@ def _parse_if_possible(message_type: type[XlaMessage], path: Path) -> XlaMessage
         return None
 
 
-def _have_same_bits(literals: Iterable[XlaMessage], arrays: Sequence[np.ndarray]) -> bool:
-    try:
-        values = [
-            literal_to_array(leaf) for literal in literals for leaf in literal_leaves(literal)
-        ]
-    except SnapshotError:
-        return False
-    return len(values) == len(arrays) and all(map(same_bits, values, arrays))
+def _same(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return len(values) == len(others) and all(map(same_bits, values, others))
 
 
 def _same_signature(first: XlaMessage, second: XlaMessage) -> bool:
@@ -310,7 +325,7 @@ def _load(
             changes = restore(module)
             declared = parameters(entry_computation(module))
             are_arrays = [parameter.shape.element_type != TOKEN for parameter in declared]
-            stablehlo, _ = without_effects(jaxapi.hlo_to_stablehlo(serialize(module)))
+            alone = without_effects(jaxapi.hlo_to_stablehlo(serialize(module)))
             signature = []
             for parameter in itertools.compress(declared, are_arrays):
                 with _naming(path, f"parameter {parameter.parameter_number}, {parameter.name}"):
@@ -327,17 +342,19 @@ def _load(
             # XLA writes a token as an array without elements.
             inputs = tuple(itertools.compress(inputs, are_arrays))
         _check_inputs(path, inputs, signature)
+    changes = (*changes, *alone.notes)
     conversion = [f"for replay, {'; '.join(changes)}"] if changes else []
     return Case(
         path=path,
         format=form,
         name=module.name,
-        stablehlo=stablehlo,
+        stablehlo=alone.stablehlo,
         inputs=None if inputs is None else name_arrays(inputs, "arg"),
         outputs=None if outputs is None else name_arrays(outputs, "out"),
         parameters=tuple(signature),
         environment={**(environment or {}), **_environment(path)},
         notes=(*notes, *conversion),
+        with_branches_that_call=alone.with_branches_that_call,
     )
 
 

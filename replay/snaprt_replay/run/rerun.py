@@ -18,7 +18,7 @@ from snaprt_replay.compare.results import IDENTICAL, MISMATCH, Comparison, worst
 from snaprt_replay.compare.tolerance import EXACTLY, ToleranceRequest
 from snaprt_replay.load.case import Case, CompilerOption, ShardedArray, parts_of_device
 from snaprt_replay.load.load import load
-from snaprt_replay.load.modules import hlo_of
+from snaprt_replay.load.modules import hlo_of, without_effects
 from snaprt_replay.run import devices, player
 from snaprt_replay.run.player import PlayResult
 from snaprt_replay.run.variants import precision
@@ -166,8 +166,32 @@ def replay_case(
         warnings.append(_AGREEMENTS[agrees_with])
     result = Replay(case, played, comparison, (), by_device, agrees_with)
     if result.mismatch:
+        _refuse_branches_that_call(case, played, variant, workers)
         warnings += _on_low_precision(case, played, variant)
     return dataclasses.replace(result, warnings=tuple(warnings))
+
+
+def _refuse_branches_that_call(
+    case: Case, played: PlayResult, variant: Variant, workers: Workers
+) -> None:
+    """Refuse to compare outputs that depend on what Python returned in a branch.
+
+    Raises:
+        SnapshotError: With other values in place of what Python returned, outputs change.
+    """
+    if not case.with_branches_that_call:
+        return
+    other = without_effects(case.with_branches_that_call, second=True).stablehlo
+    again = player.play_variant(
+        dataclasses.replace(case, stablehlo=other), variant, 1, workers if played.isolated else None
+    )
+    if compare(played.outputs, again.outputs, EXACTLY).verdict != IDENTICAL:
+        raise SnapshotError(
+            f"{case.path}: the program takes a branch that calls back into Python, and its outputs "
+            "depend on what Python returned: a host callback cannot be replayed",
+            hint="remove the callback (jax.pure_callback, io_callback) from the compiled function "
+            "and record it again",
+        )
 
 
 def _is_for_another_platform(case: Case, variant: Variant) -> bool:

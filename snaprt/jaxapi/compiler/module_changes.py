@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from jaxlib.mlir import ir, passmanager
@@ -140,31 +141,127 @@ def without_tokens(module: Any) -> bool:
     return True
 
 
-def without_printing(module: Any) -> bool:
-    """Remove calls of Python that return no array, as of `jax.debug.print`; say if there were any.
+@dataclass(frozen=True)
+class CallbacksTakenOut:
+    """Which calls of Python `without_callbacks` took out of a module."""
 
-    An ordered call returns a token: the one that it takes is used in its place.
+    printing: bool  # that return no array, as of `jax.debug.print`
+    in_branches: bool  # that return arrays in a branch of a conditional, as of Equinox's `error_if`
+
+
+def without_callbacks(module: Any, float_instead: float, integer_instead: int) -> CallbacksTakenOut:
+    """Remove the calls of Python that return no array, and replace those that a branch may skip.
+
+    Calls that `main` always makes, and whose arrays it may therefore need, stay.
+
+    Args:
+        module: A StableHLO module.
+        float_instead: What each element of a float or complex result becomes.
+        integer_instead: What each element of an integer result becomes; a bool is true unless 0.
     """
-    calls: list[Any] = []
-
-    def look(operation: Any) -> Any:
-        if (
-            operation.name == "stablehlo.custom_call"
-            and is_python_callback(ir.StringAttr(operation.attributes["call_target_name"]).value)
-            and all(_is_token(result) for result in operation.results)
-        ):
-            calls.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(look)
+    functions = {
+        ir.StringAttr(view.operation.attributes["sym_name"]).value: view.operation
+        for view in module.body
+        if view.operation.name == "func.func"
+    }
+    always = _always_called(functions)
+    printing: list[Any] = []
+    in_branches: list[Any] = []
+    for name, function in functions.items():
+        for operation, in_branch in _with_branches(function):
+            if not _calls_python(operation):
+                continue
+            kinds = [kind for result in operation.results for kind in _leaf_types(result.type)]
+            if all(map(_is_token_type, kinds)):
+                printing.append(operation)
+            elif (in_branch or name not in always) and all(map(_can_be_filled, kinds)):
+                in_branches.append(operation)
     with changing_module(module):
-        for call in calls:
-            tokens = [operand for operand in call.operands if _is_token(operand)]
-            for result in call.results:
-                with ir.InsertionPoint(call):
-                    result.replace_all_uses_with(tokens[0] if tokens else stablehlo.after_all([]))
-            call.operation.erase()
-    return bool(calls)
+        for call in (*printing, *in_branches):
+            # An ordered call returns a token: the one that it takes is used in its place.
+            tokens = [operand for operand in call.operands if _is_token_type(operand.type)]
+
+            def instead(kind: Any, tokens: Sequence[Any] = tokens) -> Any:
+                if isinstance(kind, ir.TupleType):
+                    return stablehlo.tuple([instead(element) for element in _elements(kind)])
+                if _is_token_type(kind):
+                    return tokens[0] if tokens else stablehlo.after_all([])
+                return _filled(kind, float_instead, integer_instead)
+
+            with ir.InsertionPoint(call):
+                for result in call.results:
+                    result.replace_all_uses_with(instead(result.type))
+            call.erase()
+    return CallbacksTakenOut(bool(printing), bool(in_branches))
+
+
+def _calls_python(operation: Any) -> bool:
+    return operation.name == "stablehlo.custom_call" and is_python_callback(
+        ir.StringAttr(operation.attributes["call_target_name"]).value
+    )
+
+
+def _always_called(functions: Mapping[str, Any]) -> set[str]:
+    """Return the names of the functions that ``main`` calls whatever branches it takes."""
+    always: set[str] = set()
+    waiting = ["main"]
+    while waiting:
+        name = waiting.pop()
+        if name in always or name not in functions:
+            continue
+        always.add(name)
+        for operation, in_branch in _with_branches(functions[name]):
+            if not in_branch:
+                waiting += _functions_called(operation)
+    return always
+
+
+def _with_branches(operation: Any, in_branch: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Yield the operations inside ``operation``, and whether a branch of a conditional has them."""
+    in_branch = in_branch or operation.name in ("stablehlo.case", "stablehlo.if")
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation, in_branch
+                yield from _with_branches(inner.operation, in_branch)
+
+
+def _functions_called(operation: Any) -> Iterator[str]:
+    for name in ("callee", "decomposition"):
+        if name in operation.attributes:
+            yield ir.FlatSymbolRefAttr(operation.attributes[name]).value
+    if "called_computations" in operation.attributes:
+        for reference in ir.ArrayAttr(operation.attributes["called_computations"]):
+            yield ir.FlatSymbolRefAttr(reference).value
+
+
+def _elements(kind: Any) -> Iterator[Any]:
+    return (kind.get_type(number) for number in range(kind.num_types))
+
+
+def _leaf_types(kind: Any) -> Iterator[Any]:
+    """Yield the types of an MLIR type's arrays and tokens: XLA returns several in a tuple."""
+    if isinstance(kind, ir.TupleType):
+        for element in _elements(kind):
+            yield from _leaf_types(element)
+    else:
+        yield kind
+
+
+def _can_be_filled(kind: Any) -> bool:
+    return _is_token_type(kind) or (isinstance(kind, ir.RankedTensorType) and kind.has_static_shape)
+
+
+def _filled(kind: Any, float_value: float, integer_value: int) -> Any:
+    """Return an array of an MLIR type, at the insertion point, whose elements are all one value."""
+    if isinstance(kind.element_type, ir.IntegerType):
+        element: Any = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), integer_value)
+    else:
+        element = ir.FloatAttr.get(ir.F32Type.get(), float_value)
+    scalar = ir.RankedTensorType.get([], element.type)
+    value = stablehlo.constant(ir.DenseElementsAttr.get_splat(scalar, element))
+    value = stablehlo.convert(ir.RankedTensorType.get([], kind.element_type), value)
+    return stablehlo.broadcast_in_dim(kind, value, ir.DenseI64ArrayAttr.get([]))
 
 
 def without_scans(module: Any, platform: str = "") -> None:
@@ -208,7 +305,11 @@ def stablehlo_to_hlo(module: bytes) -> bytes:
 
 
 def _is_token(value: Any) -> bool:
-    return str(value.type) == "!stablehlo.token"
+    return _is_token_type(value.type)
+
+
+def _is_token_type(kind: Any) -> bool:
+    return str(kind) == "!stablehlo.token"
 
 
 def without_locations_or_names(module: bytes, *, names: bool) -> bytes:
