@@ -40,7 +40,11 @@ from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.localize.search import Found, Search, try_passes
 from snaprt_replay.localize.session import BudgetSpentError, RunModule, Session, Side, Values
 from snaprt_replay.localize.sides import ComputationFrame, Pair, frame_of
-from snaprt_replay.run.player import check_playable, check_runs_on_one_device
+from snaprt_replay.run.player import (
+    check_branches_alone,
+    check_playable,
+    check_runs_on_one_device,
+)
 from snaprt_replay.run.variants.variants import Variant, parse_variant, with_options
 from snaprt_replay.run.workers import Workers
 
@@ -105,6 +109,7 @@ def localize(
     if names[0] == names[1]:
         names = [f"{names[0]} (a)", f"{names[1]} (b)"]
     with Workers(2, request.timeout) as workers:
+        check_branches_alone(case, workers)
 
         @functools.cache
         def run(variant: Variant) -> RunModule:

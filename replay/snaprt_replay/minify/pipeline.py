@@ -30,7 +30,11 @@ from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, CheckName, Patience
 from snaprt_replay.minify.cutting import Tap, normalized
 from snaprt_replay.minify.shrink import Shrunk, Start, Tell, shrink, still_fails
-from snaprt_replay.run.player import check_playable, check_runs_on_one_device
+from snaprt_replay.run.player import (
+    check_branches_alone,
+    check_playable,
+    check_runs_on_one_device,
+)
 from snaprt_replay.run.variants.variants import RECORDED, Variant, parse_variant, with_options
 from snaprt_replay.run.workers import Outcome, Workers
 
@@ -100,6 +104,7 @@ def minify(
     caching = _cache_off() if request.check == "slow-compile" else contextlib.nullcontext()
     with caching:
         with Workers(request.patience.jobs, request.timeout) as workers:
+            check_branches_alone(case, workers)
             start = functools.partial(_start, workers)
             candidate, notes = _candidate(case, request, against, start)
             check = _check(request, candidate, start)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from snaprt.errors import CompileError, ExecutionError, UsageError
+from snaprt.errors import CompileError, ExecutionError, SnapshotError, UsageError
 from snaprt_replay.compare.compare import compare
-from snaprt_replay.compare.results import IDENTICAL, Comparison
+from snaprt_replay.compare.results import IDENTICAL, MISMATCH, Comparison
 from snaprt_replay.compare.tolerance import EXACTLY
-from snaprt_replay.load.case import Case, NamedArray, ShardedArray, all_parts, sharded
-from snaprt_replay.load.modules import hlo_of
+from snaprt_replay.load.case import (
+    Case,
+    NamedArray,
+    ShardedArray,
+    all_parts,
+    name_arrays,
+    sharded,
+)
+from snaprt_replay.load.modules import hlo_of, without_effects
 from snaprt_replay.run.devices import needs_host_devices
 from snaprt_replay.run.jobs import HLO, STABLEHLO, ReplayJob
 from snaprt_replay.run.variants.variants import Variant, with_options
@@ -205,6 +212,41 @@ def check_runs_on_one_device(case: Case) -> None:
             "variants run on one device",
             hint=f"`snaprt replay {case.path}`, without variants, runs it on all devices",
         )
+
+
+def check_branches(case: Case, outputs_of: Callable[[Case], Sequence[NamedArray] | None]) -> None:
+    """Refuse a case whose recorded outputs depend on what Python returned in a branch.
+
+    Args:
+        case: What was recorded.
+        outputs_of: Runs a case; None if it returns no outputs.
+
+    Raises:
+        SnapshotError: Its outputs change if other values take the place of what Python returned.
+    """
+    if not case.with_branches_that_call or case.outputs is None:
+        return
+    other = without_effects(case.with_branches_that_call, second=True).stablehlo
+    first, second = outputs_of(case), outputs_of(dataclasses.replace(case, stablehlo=other))
+    if first and second and compare(first, second).verdict == MISMATCH:
+        raise SnapshotError(
+            f"{case.path}: the program takes a branch that calls back into Python, and its outputs "
+            "depend on what Python returned: a host callback cannot be replayed",
+            hint="remove the callback (jax.pure_callback, io_callback) from the compiled function "
+            "and record it again",
+        )
+
+
+def check_branches_alone(case: Case, workers: Workers) -> None:
+    """Do what `check_branches` does, on JAX's default device, in processes of ``workers``."""
+
+    def outputs_of(run: Case) -> Sequence[NamedArray] | None:
+        outputs = workers.run_job(
+            job_of(run, Variant("default", "device", None), devices=1)
+        ).outputs
+        return None if outputs is None else name_arrays(outputs, "out")
+
+    check_branches(case, outputs_of)
 
 
 def output_names(case: Case, count: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +16,15 @@ from snaprt.errors import SnapshotError, UsageError
 from snaprt_replay.compare.compare import compare
 from snaprt_replay.compare.results import IDENTICAL, MISMATCH, Comparison, worst_verdict
 from snaprt_replay.compare.tolerance import EXACTLY, ToleranceRequest
-from snaprt_replay.load.case import Case, CompilerOption, ShardedArray, parts_of_device
+from snaprt_replay.load.case import (
+    Case,
+    CompilerOption,
+    NamedArray,
+    ShardedArray,
+    parts_of_device,
+)
 from snaprt_replay.load.load import load
-from snaprt_replay.load.modules import hlo_of, without_effects
+from snaprt_replay.load.modules import hlo_of
 from snaprt_replay.run import devices, player
 from snaprt_replay.run.player import PlayResult
 from snaprt_replay.run.variants import precision
@@ -144,10 +150,8 @@ def replay_case(
     player.check_playable(case, repeat)
     if isolated is None:
         isolated = not case.trusted or _is_for_another_platform(case, variant)
-    if isolated or devices.needs_host_devices(variant.device, case.devices):
-        played = player.play_variant(case, variant, repeat, workers, profile)
-    else:
-        played = player.play_variant(case, variant, repeat, None, profile)
+    isolated = isolated or devices.needs_host_devices(variant.device, case.devices)
+    played = player.play_variant(case, variant, repeat, workers if isolated else None, profile)
     comparison = None
     if case.outputs is not None:
         comparison = compare(case.outputs, played.outputs, tolerance)
@@ -166,32 +170,15 @@ def replay_case(
         warnings.append(_AGREEMENTS[agrees_with])
     result = Replay(case, played, comparison, (), by_device, agrees_with)
     if result.mismatch:
-        _refuse_branches_that_call(case, played, variant, workers)
+
+        def outputs_of(run: Case) -> Sequence[NamedArray]:
+            if run is case:
+                return played.outputs
+            return player.play_variant(run, variant, 1, workers if isolated else None).outputs
+
+        player.check_branches(case, outputs_of)
         warnings += _on_low_precision(case, played, variant)
     return dataclasses.replace(result, warnings=tuple(warnings))
-
-
-def _refuse_branches_that_call(
-    case: Case, played: PlayResult, variant: Variant, workers: Workers
-) -> None:
-    """Refuse to compare outputs that depend on what Python returned in a branch.
-
-    Raises:
-        SnapshotError: With other values in place of what Python returned, outputs change.
-    """
-    if not case.with_branches_that_call:
-        return
-    other = without_effects(case.with_branches_that_call, second=True).stablehlo
-    again = player.play_variant(
-        dataclasses.replace(case, stablehlo=other), variant, 1, workers if played.isolated else None
-    )
-    if compare(played.outputs, again.outputs, EXACTLY).verdict != IDENTICAL:
-        raise SnapshotError(
-            f"{case.path}: the program takes a branch that calls back into Python, and its outputs "
-            "depend on what Python returned: a host callback cannot be replayed",
-            hint="remove the callback (jax.pure_callback, io_callback) from the compiled function "
-            "and record it again",
-        )
 
 
 def _is_for_another_platform(case: Case, variant: Variant) -> bool:

@@ -65,6 +65,7 @@ def try_case(
     case, adaptations = on_one_device(case)
     for variant in (a, b, reference):
         _check_recorded(case, variant)
+    player.check_branches_alone(case, workers)
 
     def start(variant: Variant, runs: int) -> concurrent.futures.Future[Outcome]:
         return _start(workers, case, variant, runs)
