@@ -2,12 +2,13 @@
 
 import gzip
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+import zstandard
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.load import load
@@ -195,6 +196,19 @@ def test_a_foreign_file_is_named_for_what_it_is(content: bytes, said: str, tmp_p
         load(path)
     assert said in caught.value.message
     assert "file.bin" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("compress", "command"), [(gzip.compress, "gunzip --keep"), (zstandard.compress, "unzstd")]
+)
+def test_a_compressed_file_says_how_to_decompress_it(
+    compress: Callable[[bytes], bytes], command: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "module.hlo.pb.gz"
+    path.write_bytes(compress(b"x" * 100))
+    with pytest.raises(SnapshotError) as caught:
+        load(path)
+    assert caught.value.hint == f"decompress it: {command} {path}"
 
 
 def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:

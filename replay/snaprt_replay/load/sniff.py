@@ -15,6 +15,7 @@ from typing import Final
 from snaprt.errors import SnapshotError
 from snaprt.hlo.wire import delimited, fields
 from snaprt.host.regular_files import open_file
+from snaprt.shown import shell_word
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.places import is_snapshot
 
@@ -69,7 +70,7 @@ def sniff(path: Path) -> str:
             return name
     raise SnapshotError(
         f"{path} is not a file that snaprt can replay{_what_it_is(head)}",
-        hint=_DUMP_AS_PROTO if _is_proto_text(head) else f"supported files: {', '.join(FORMATS)}",
+        hint=_what_to_do(path, head),
     )
 
 
@@ -183,8 +184,8 @@ FORMATS: Final = tuple(name for name, _ in (*_FORMATS, *_PROTO_FORMATS))
 _FOREIGN: Final = (
     (b"PK\x03\x04", "a zip archive or .npz file"),
     (b"\x93NUMPY", "a .npy array"),
-    (b"\x1f\x8b", "compressed with gzip"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
+    (b"\x1f\x8b", "a file compressed with gzip"),
+    (b"\x28\xb5\x2f\xfd", "a file compressed with zstd"),
     (b"\x7fELF", "a program or library"),
     (b"\x89HDF", "an HDF5 file"),
     (b"\x80\x04\x95", "a Python pickle"),
@@ -194,6 +195,7 @@ _FOREIGN: Final = (
 )
 
 
+_DECOMPRESSING: Final = ((b"\x1f\x8b", "gunzip --keep"), (b"\x28\xb5\x2f\xfd", "unzstd"))
 _DUMP_AS_PROTO: Final = "dump it with --xla_dump_hlo_as_proto and without --xla_dump_hlo_as_text"
 _PROTO_TEXT_START = re.compile(r"hlo(_module)? *\{")
 
@@ -201,6 +203,13 @@ _PROTO_TEXT_START = re.compile(r"hlo(_module)? *\{")
 def _is_proto_text(head: bytes) -> bool:
     """Return whether it is one of XLA's messages as text, from which nothing reads it back."""
     return _PROTO_TEXT_START.match(_text(head)) is not None
+
+
+def _what_to_do(path: Path, head: bytes) -> str:
+    for magic, command in _DECOMPRESSING:
+        if head.startswith(magic):
+            return f"decompress it: {command} {shell_word(str(path))}"
+    return _DUMP_AS_PROTO if _is_proto_text(head) else f"supported files: {', '.join(FORMATS)}"
 
 
 def _what_it_is(head: bytes) -> str:
