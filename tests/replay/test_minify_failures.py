@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,7 @@ from snaprt_replay.run.workers import Workers
 
 from snaprt import jaxapi
 from snaprt.cli.main import group
+from snaprt.errors import SnaprtError
 from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse, serialize
 
 CPU = parse_variant("cpu")
@@ -342,6 +344,29 @@ def test_a_side_that_is_not_here_is_no_failure_of_the_program(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("check", ["mismatch", "nan", "slow-compile"])
+def test_a_side_that_fails_otherwise_does_not_pass_the_check(
+    minified: Path, tmp_path: Path, check: str
+) -> None:
+    words = ["minify", str(minified.parent / "right.hlo.pb"), "-o", str(tmp_path / "out")]
+    words += ["--inputs", str(minified.parent / "inputs.npz"), "--check", check]
+    done = CliRunner().invoke(group, [*words, "--a", "cpu,xla-flags=--xla_no_such_flag=1"])
+    assert "fails on the program: compile error: " in str(done.exception)
+    assert "--check crash" in cast("SnaprtError", done.exception).hint
+
+
+def test_the_budget_ends_a_search_in_which_every_program_fails(
+    minified: Path, tmp_path: Path
+) -> None:
+    words = ["minify", str(minified.parent / "right.hlo.pb"), "-o", str(tmp_path / "out"), "--json"]
+    words += ["--inputs", str(minified.parent / "inputs.npz"), "--budget", "0"]
+    done = CliRunner().invoke(group, [*words, "--check-command", "false {}"])
+    assert done.exit_code == 1, done.output
+    told = json.loads(done.stdout)
+    assert told["finished"] is False
+    assert told["steps"] == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -349,6 +374,10 @@ def test_a_side_that_is_not_here_is_no_failure_of_the_program(
         (["--needed", "3", "--repeat", "2"], "--needed 3"),
         (["--check", "nan", "--check-command", "true"], "cannot be combined"),
         (["--check-command", "unbalanced '"], "No closing quotation"),
+        (["--check-command", ""], "is empty"),
+        (["--check-command", "snaprt inspect {} | grep tanh"], "without a shell, which | needs"),
+        (["--check-command", "is_it_wrong {} 2>/dev/null"], "without a shell, which 2>/dev/null"),
+        (["--check-command", "sh -c 'exit 125'"], "cannot tell whether the program fails"),
         (["--b", "recorded"], "no outputs were recorded"),
     ],
 )

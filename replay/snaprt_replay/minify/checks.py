@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from snaprt.errors import SnaprtError, UsageError
+from snaprt.errors import ExecutionError, SnaprtError, UsageError
 from snaprt.hlo.literals import TUPLE, literal_to_array
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.measure import error_between
@@ -28,7 +28,7 @@ from snaprt_replay.localize.nonfinite import Bad, has_infinity, has_nan
 from snaprt_replay.localize.program import FlatModule, Line
 from snaprt_replay.localize.session import BudgetSpentError
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.run.workers import Outcome
+from snaprt_replay.run.workers import Failure, Outcome
 
 CheckName = Literal["mismatch", "nan", "crash", "slow-compile", "command"]
 
@@ -63,10 +63,10 @@ class UnjudgedError(Exception):
     """It cannot be determined whether a candidate fails. Never raised out of this package.
 
     Args:
-        obstacle: The user's error, if there is no way to run the candidate here.
+        obstacle: Why not; the user's error if the candidate is FILE itself.
     """
 
-    def __init__(self, obstacle: SnaprtError | None = None) -> None:
+    def __init__(self, obstacle: SnaprtError) -> None:
         self.obstacle = obstacle
 
 
@@ -107,14 +107,28 @@ def _finished(running: Future[Outcome]) -> Outcome:
     return outcome
 
 
+def _failed(candidate: Candidate, side: int, failure: Failure) -> UnjudgedError:
+    name = candidate.variants[side].text if candidate.variants else f"side {'AB'[side]}"
+    return UnjudgedError(
+        ExecutionError(
+            f"{name} fails on the program: {failure}: {failure.message}",
+            hint="`snaprt minify --check crash` finds the smallest program with this failure; --a "
+            "names the side that fails",
+        )
+    )
+
+
 def _see_mismatch(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     running = [run(candidate, 0)]
     if candidate.expected is None:
         running.append(run(candidate, 1))
     outcome, *reference = map(_finished, running)
+    for side, each in enumerate((outcome, *reference)):
+        if each.failure is not None:
+            raise _failed(candidate, side, each.failure)
     right = reference[0].outputs if reference else candidate.expected
-    if right is None or outcome.outputs is None or len(right) != len(outcome.outputs):
-        raise UnjudgedError
+    assert right is not None
+    assert outcome.outputs is not None
     pairs = zip(right, outcome.outputs, strict=True)
     error = max((error_between(expected, actual) for expected, actual in pairs), default=0.0)
     if error <= 1.0:
@@ -130,9 +144,11 @@ def _is_as_wrong(first: Symptom, symptom: Symptom) -> bool:
 
 
 def _see_nonfinite(candidate: Candidate, run: RunCandidate) -> Symptom | None:
-    outputs = _finished(run(candidate, 0)).outputs
-    if outputs is None:
-        raise UnjudgedError
+    outcome = _finished(run(candidate, 0))
+    if outcome.failure is not None:
+        raise _failed(candidate, 0, outcome.failure)
+    outputs = outcome.outputs
+    assert outputs is not None
     for what, has in (("NaN", has_nan), ("an infinity", has_infinity)):
         bad = [number for number, output in enumerate(outputs) if has(output)]
         if bad and not any(map(has, candidate.inputs)):
@@ -180,7 +196,7 @@ def slow_compile(seconds: float) -> Check:
         outcome = _finished(run(candidate, 0))
         timed_out = outcome.failure is not None and outcome.failure.signature == "compile timeout"
         if outcome.failure is not None and not timed_out:
-            raise UnjudgedError
+            raise _failed(candidate, 0, outcome.failure)
         is_slow = timed_out or outcome.compile_seconds > seconds
         return Symptom(f"compiling takes over {seconds:.3g} s") if is_slow else None
 
@@ -209,7 +225,12 @@ def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> C
                 raise UsageError(f"cannot run {named[0]}: {error.strerror}") from error
         status = process.returncode
         if status == _SKIP:
-            raise UnjudgedError
+            raise UnjudgedError(
+                UsageError(
+                    f"the command cannot tell whether the program fails: it ended with {_SKIP}",
+                    hint="use 0 if the failure does not occur, 1 if it does",
+                )
+            )
         if not 0 <= status <= _MOST_STATUS:
             last = process.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise UsageError(
@@ -247,7 +268,8 @@ class Judge:
 
     Attributes:
         symptom: What the failure looks like; None until `look_first` has seen it.
-        obstacle: Why a candidate could not be run here; None if all could.
+        obstacle: Why it could not be determined whether a candidate fails; None if it always
+            could.
         asked: How many different candidates were looked at.
         passing: The candidates that pass and were made from the last program that fails.
     """
@@ -298,6 +320,7 @@ class Judge:
         Raises:
             BudgetSpentError: The time ran out before such a candidate was found.
         """
+        self._check_budget()
         source = iter(candidates)
         waiting = [
             (candidate, self._start(candidate))
@@ -312,8 +335,7 @@ class Judge:
                     return candidate
                 if answer == "passes":
                     self.passing.append(candidate)
-                if self.patience.budget is not None and self.seconds > self.patience.budget:
-                    raise BudgetSpentError
+                self._check_budget()
                 waiting += [
                     (following, self._start(following)) for following in itertools.islice(source, 1)
                 ]
@@ -321,6 +343,10 @@ class Judge:
             for _, future in waiting:
                 future.cancel()
         return None
+
+    def _check_budget(self) -> None:
+        if self.patience.budget is not None and self.seconds > self.patience.budget:
+            raise BudgetSpentError
 
     def _start(self, candidate: Candidate) -> concurrent.futures.Future[Answer]:
         return self._pool.submit(self.answer, candidate)
@@ -357,5 +383,5 @@ class Judge:
         try:
             return self.check.see(candidate, self.run) or "passes"
         except UnjudgedError as error:
-            self.obstacle = error.obstacle or self.obstacle
+            self.obstacle = error.obstacle
             return "cannot be told"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from snaprt.units import format_duration
 
 _SUFFIX: Final = ".minified"
 _WITHOUT_VALUES: Final = ("crash", "slow-compile")
+_OPERATOR: Final = re.compile(r"\d*[<>]|[|&;]")  # of a shell: pipes, redirections, lists
 
 
 @click.command("minify")
@@ -151,7 +153,7 @@ def command(
         check=name,
         suspect=suspect,
         reference=reference,
-        command=_words(check_command or ""),
+        command=() if check_command is None else _words(check_command),
         slower_than=slower_than,
         patience=Patience(repeat, needed, budget, jobs),
         timeout=timeout,
@@ -181,12 +183,22 @@ def command(
 
 def _words(command: str) -> list[str]:
     try:
-        return shlex.split(command)
+        words = shlex.split(command)
     except ValueError as error:
         raise UsageError(
             f"cannot read the command {command!r} of --check-command: {error}",
             hint="close its quotes, as in a shell",
         ) from error
+    if not words:
+        raise UsageError("the command of --check-command is empty", hint="name a program")
+    # As an argument, an operator would make most programs fail, whatever the candidate is.
+    for word in words:
+        if _OPERATOR.match(word):
+            raise UsageError(
+                f"the command of --check-command runs without a shell, which {word} needs",
+                hint="""run it in a shell: --check-command "sh -c 'COMMAND'\"""",
+            )
+    return words
 
 
 def _to_json(file: Path, minified: Minified | None) -> dict[str, Any]:
@@ -218,7 +230,8 @@ def _show(case: Case, check: CheckName, minified: Minified | None) -> None:
     if minified is None:
         for note in on_one_device(case)[1]:
             console.print(f"note: {shown.lines(note)}")
-        none = f": {case.path} does not show {check}"
+        which = "--check-command" if check == "command" else f"--check {check}"
+        none = f": {case.path} does not fail {which}"
         console.print(Text.assemble(("NO FAILURE", "green"), none))
         return
     shrunk = minified.shrunk
