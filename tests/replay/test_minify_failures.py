@@ -365,6 +365,7 @@ def test_the_budget_ends_a_search_in_which_every_program_fails(
     told = json.loads(done.stdout)
     assert told["finished"] is False
     assert told["steps"] == []
+    assert told["programs_looked_at"] == 0  # beside FILE itself
 
 
 @pytest.mark.parametrize(

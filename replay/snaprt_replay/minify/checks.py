@@ -297,6 +297,11 @@ class Judge:
         """Return the time since the judge was created."""
         return time.perf_counter() - self._started
 
+    @property
+    def is_out_of_time(self) -> bool:
+        """Return whether the budget is spent."""
+        return self.patience.budget is not None and self.seconds > self.patience.budget
+
     def look_first(self, candidate: Candidate) -> Symptom | None:
         """Look at a program without knowing what its failure looks like.
 
@@ -345,7 +350,7 @@ class Judge:
         return None
 
     def _check_budget(self) -> None:
-        if self.patience.budget is not None and self.seconds > self.patience.budget:
+        if self.is_out_of_time:
             raise BudgetSpentError
 
     def _start(self, candidate: Candidate) -> concurrent.futures.Future[Answer]:

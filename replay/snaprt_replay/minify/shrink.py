@@ -184,9 +184,12 @@ def _neighbor(candidate: Candidate, judge: Judge) -> Candidate | None:
             return passing[-1]
     if judge.passing:
         return judge.passing[-1]
-    return next(
-        (neighbor for neighbor in _nearest(candidate) if judge.answer(neighbor) == "passes"), None
-    )
+    for neighbor in _nearest(candidate):
+        if judge.is_out_of_time:
+            return None
+        if judge.answer(neighbor) == "passes":
+            return neighbor
+    return None
 
 
 def _nearest(candidate: Candidate) -> Iterator[Candidate]:
