@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -106,9 +107,12 @@ def _console(file: object, *, stderr: bool = False) -> Console:
         soft_wrap=True,
     )
     console = make()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = make(width=_WIDTH_OFF_A_TERMINAL)
-    return console
+    # A COLUMNS of 0 says nothing about the width, as for `shutil`; rich would print nothing.
+    if console.is_terminal:
+        return console if console.width else make(width=shutil.get_terminal_size().columns)
+    columns = os.environ.get("COLUMNS", "")
+    is_width = columns.isdecimal() and int(columns) > 0
+    return console if is_width else make(width=_WIDTH_OFF_A_TERMINAL)
 
 
 #: For data: what the user asked for.

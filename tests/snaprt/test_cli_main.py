@@ -220,6 +220,15 @@ def test_a_reader_that_goes_away_early_is_no_error(tmp_path: Path):
     assert process.returncode == output.EXIT_BROKEN_PIPE
 
 
+@pytest.mark.parametrize("columns", ["0", "wide"])
+@pytest.mark.parametrize("terminal", [{}, {"FORCE_COLOR": 1, "TERM": "xterm"}])
+def test_columns_that_are_no_width_hide_nothing(columns: str, terminal):
+    code = "from snaprt.cli import output; output.error('what'); output.console.print('x' * 70)"
+    done = run_program(code, COLUMNS=columns, **terminal)
+    assert done.stdout == "x" * 70 + "\n"
+    assert "what" in done.stderr
+
+
 def test_colors_are_off_where_no_color_is_set():
     code = (
         "from snaprt.cli import output; output.error('what'); "
