@@ -96,14 +96,22 @@ def _executions_of(file: Path) -> list[Path]:
 def _recorded_files(folder: Path) -> list[Path]:
     """Return the recorded executions in a folder and those below it, in the order of their names.
 
-    Of an execution that XLA wrote in both of its forms, it is the one that has the results.
+    Of an execution that XLA wrote in both of its forms, it is the one that has the results. A
+    folder that cannot be read is among them, so that its replay tells why.
     """
-    files = sorted(  # folders that vanish meanwhile are passed over
+    unreadable: list[Path] = []
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # folders that vanish are passed over
+            unreadable.append(Path(error.filename))
+
+    files = [
         Path(parent, name)
-        for parent, folders, names in os.walk(folder)
+        for parent, folders, names in os.walk(folder, onerror=fail)
         for name in (*folders, *names)
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _RECORDED)
-    )
+    ]
+    files = sorted([*files, *unreadable])
     modules = {_module(path) for path in files if ".snapshot." in path.name}
     recordings = [
         path

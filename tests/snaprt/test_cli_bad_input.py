@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -204,6 +205,24 @@ def test_a_folder_that_vanishes_while_recordings_are_searched_for_harms_none(
     monkeypatch.setattr(os, "scandir", vanishing)
     found = batch.executions([tmp_path])
     assert [path.parent.name for path in found] == ["a", "c"]
+
+
+def test_a_folder_that_cannot_be_read_is_replayed_as_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("a", "private"):
+        (tmp_path / name).mkdir()
+        shutil.copy(GOOD, tmp_path / name / GOOD.name)
+    scandir = os.scandir
+
+    def refusing(path):
+        if Path(path).name == "private":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    found = batch.executions([tmp_path])
+    assert found == [tmp_path / "a" / GOOD.name, tmp_path / "private"]
 
 
 _LIMITED = """
