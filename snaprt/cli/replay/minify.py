@@ -25,7 +25,7 @@ from snaprt.units import format_duration
 
 _SUFFIX: Final = ".minified"
 _WITHOUT_VALUES: Final = ("crash", "slow-compile")
-_OPERATOR: Final = re.compile(r"\d*[<>]|[|&;]")  # of a shell: pipes, redirections, lists
+_OPERATOR: Final = re.compile(r"\d*(<|>>?)[^<>]*|\|\|?|&&?|;")  # of a shell
 
 
 @click.command("minify")
@@ -193,7 +193,7 @@ def _words(command: str) -> list[str]:
         raise UsageError("the command of --check-command is empty", hint="name a program")
     # As an argument, an operator would make most programs fail, whatever the candidate is.
     for word in words:
-        if _OPERATOR.match(word):
+        if _OPERATOR.fullmatch(word):
             raise UsageError(
                 f"the command of --check-command runs without a shell, which {word} needs",
                 hint="""run it in a shell: --check-command "sh -c 'COMMAND'\"""",
