@@ -194,10 +194,10 @@ def read_literal(content: memoryview) -> Iterator[np.ndarray]:
         row, dtype = element_type_of(leaf), dtype_of(leaf)
         count = math.prod(leaf.dimensions)
         start, end = end, end + -(-count * row.bits // 8)
-        if end > len(content):
+        if end > len(content) or min(leaf.dimensions, default=0) < 0:
             raise SnapshotError(
-                f"A literal {row.name}{list(leaf.dimensions)} is cut short.",
-                hint="The file is truncated or damaged; dump it again.",
+                f"A literal {row.name}{list(leaf.dimensions)} is cut short or damaged.",
+                hint="Dump the file again.",
             )
         yield _in_c_order(_read_bytes(row, dtype, content[start:end], count), leaf)
 

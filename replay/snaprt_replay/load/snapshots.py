@@ -140,7 +140,7 @@ def _case(
     alone = without_effects(module) if b"callback" in module else ModuleAlone(module)
     environment = dict(recorded_environment(file))
     if alone.stablehlo is not module:
-        del environment["optimised_hlo"]  # that of what is replayed is another one
+        del environment["optimised_hlo"]  # what is replayed has another
     return Case(
         path=file.path,
         format=sniff.SNAPSHOT,
