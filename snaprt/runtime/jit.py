@@ -434,6 +434,8 @@ class _Watcher:
             )
             if _may_rest(rest, leaves):
                 function.resting = rest
+                if function.thread != threading.get_ident():  # another has called it meanwhile
+                    function.resting = None
                 resting.judge(identity(function.info), function, donates=bool(executable.donated))
                 return
         resting.relax()

@@ -60,8 +60,9 @@ class _Generation:
     def __init__(self, plan: Plan | None) -> None:
         self.number = next(_generations)
         self.plan = plan
-        # Those whose calls rest, or did, by the identity of what JAX knows of them.
-        self.functions: dict[int, Function] = {}
+        # Those whose calls rest, or did, by the identity of what JAX knows of them; and what has
+        # counted the executions of each since C++ makes its calls.
+        self.functions: dict[int, tuple[Function, Resting]] = {}
         self.due: set[int] = set()  # of these, those whose next call is to be seen
         self.donates = False  # whether one of them donates
         self.waits = 0  # calls that were seen since some are due
@@ -90,14 +91,18 @@ def count(identity: int, args: Any, kwargs: Any, results: Any) -> None:
         results: What it returned, which may be on its way.
     """
     generation = _thread.generation
-    function = generation.functions.get(identity)
-    if function is None:  # JAX's own
+    left = generation.functions.get(identity)
+    if left is None:  # JAX's own
         return
-    resting = function.resting
-    trailing = None if resting is None else resting.trailing
+    function, resting = left
+    trailing = resting.trailing
     if trailing is not None:
         function.trail(trailing, args, kwargs, results)
-    if resting is None or (trailing is None and resting.count()):
+        wants_next = False
+    else:
+        wants_next = resting.count()
+    # This call counts, too, if another thread has called the function: the next is to be seen.
+    if wants_next or function.resting is not resting:
         generation.due.add(identity)
         jaxapi.watch_closely()
     elif _changes != _thread.changes or is_watched_closely():
@@ -116,17 +121,18 @@ def judge(identity: int, function: Function, *, donates: bool) -> None:
         donates: Whether its calls donate.
     """
     generation = _current_generation()
-    if function.resting is None:
+    resting = function.resting
+    if resting is None:
         if identity in generation.functions:
             generation.due.add(identity)
         _relax(generation)
         return
     if len(generation.functions) >= MAX_FUNCTIONS:
         generation = _thread.generation = _Generation(generation.plan)
-    generation.functions[identity] = function
+    generation.functions[identity] = function, resting
     generation.due.discard(identity)
     generation.donates |= donates
-    tell_at_step(function.resting.until.step, see_all)
+    tell_at_step(resting.until.step, see_all)
     _relax(generation)
 
 

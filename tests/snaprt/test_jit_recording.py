@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -641,6 +642,29 @@ def test_each_thread_records_in_its_own_scope(dump: Path) -> None:
         found = [one.array("value")[0] for one in recorded(dump / str(number))]
         assert found == [10 * number + turn for turn in range(5)]
     assert not (dump / "3").exists()
+
+
+@pytest.mark.parametrize("other", ["recorded", "first", "plain"])
+def test_a_call_is_recorded_after_another_thread_has_called_the_function(
+    dump: Path, other: str
+) -> None:
+    step = new_double()
+    scopes = {
+        "recorded": lambda: snaprt.record(folder=dump / "other"),
+        "first": lambda: snaprt.record(when="first=1", folder=dump / "other"),
+        "plain": contextlib.nullcontext,
+    }
+
+    def call_elsewhere() -> None:
+        with scopes[other]():
+            step(x)
+
+    with snaprt.record(folder=dump / "here"):
+        for turn in range(9):
+            step(x + turn)  # C++ makes such calls after a few
+            if turn % 3 == 2:
+                in_threads(1, lambda _: call_elsewhere())
+    assert [one.array("value")[0] for one in recorded(dump / "here")] == list(range(9))
 
 
 def test_lazy_work_inside_is_recorded_as_graphs_and_record_inside_lazy_changes_nothing(
