@@ -98,9 +98,7 @@ def count(identity: int, args: Any, kwargs: Any, results: Any) -> None:
     trailing = resting.trailing
     if trailing is not None:
         function.trail(trailing, args, kwargs, results)
-        wants_next = False
-    else:
-        wants_next = resting.count()
+    wants_next = trailing is None and resting.count()
     # This call counts, too, if another thread has called the function: the next is to be seen.
     if wants_next or function.resting is not resting:
         generation.due.add(identity)

@@ -176,19 +176,30 @@ def test_a_failed_callback_is_told_by_its_own_error(
     assert "Traceback" not in out
 
 
+def assert_replayed(snaprt: Command, path: Path, note: str) -> str:
+    """Replay an execution of which something was left out; return what was printed."""
+    status, out, _ = snaprt("replay", path)
+    assert status == 0
+    assert note in out
+    assert "MATCH: the output is identical, bit for bit" in out
+    return out
+
+
+def assert_sides_agree(snaprt: Command, path: Path) -> None:
+    status, out, _ = snaprt("localize", path, "--a", "cpu", "--b", "cpu,optimization=0")
+    assert (status, "NOTHING FOUND" in out.upper()) == (0, True), out
+
+
 @pytest.mark.parametrize("name", ["prints", "prints_sharded"])
 def test_a_program_that_prints_is_replayed_without_printing(
     snaprt: Command, odd: Path, tmp_path: Path, name: str
 ) -> None:
     path = inputs_of(odd / name)
-    status, out, _ = snaprt("replay", path)
-    assert status == 0
-    assert "callbacks that return nothing, such as jax.debug.print, were left out" in out
-    assert "MATCH: the output is identical, bit for bit" in out
+    note = "callbacks that return nothing, such as jax.debug.print, were left out"
+    assert_replayed(snaprt, path, note)
     assert snaprt("replay", path, "--random", "0")[0] == 0
     if name == "prints":
-        status, out, _ = snaprt("localize", path, "--a", "cpu", "--b", "cpu,optimization=0")
-        assert (status, "NOTHING FOUND" in out.upper()) == (0, True), out
+        assert_sides_agree(snaprt, path)
         module = tmp_path / "module.mlir"
         assert snaprt("export", path, "--to", "stablehlo", "-o", module)[0] == 0
         assert snaprt("replay", module, "--random", "0")[0] == 0
@@ -240,13 +251,9 @@ def test_a_program_that_skips_the_branch_with_a_callback_is_replayed(
     snaprt: Command, odd: Path, tmp_path: Path, name: str
 ) -> None:
     path = inputs_of(odd / name)
-    status, out, _ = snaprt("replay", path)
-    assert status == 0
-    assert "callbacks in branches were left out: a branch that calls one returns NaN" in out
-    assert "MATCH: the output is identical, bit for bit" in out
-    assert "warning" not in out
-    status, out, _ = snaprt("localize", path, "--a", "cpu", "--b", "cpu,optimization=0")
-    assert (status, "NOTHING FOUND" in out.upper()) == (0, True), out
+    note = "callbacks in branches were left out: a branch that calls one returns NaN"
+    assert "warning" not in assert_replayed(snaprt, path, note)
+    assert_sides_agree(snaprt, path)
     assert snaprt("export", path, "--to", "python", "-o", tmp_path / "program")[0] == 0
     assert "identical" in run_program(tmp_path / "program" / "run.py").stdout
 

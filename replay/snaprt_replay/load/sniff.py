@@ -181,11 +181,13 @@ _PROTO_FORMATS: Final[tuple[tuple[str, Callable[[memoryview], bool]], ...]] = (
 )
 FORMATS: Final = tuple(name for name, _ in (*_FORMATS, *_PROTO_FORMATS))
 
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_DECOMPRESSING: Final = ((_GZIP, "gunzip --keep"), (_ZSTD, "unzstd"))
 _FOREIGN: Final = (
     (b"PK\x03\x04", "a zip archive or .npz file"),
     (b"\x93NUMPY", "a .npy array"),
-    (b"\x1f\x8b", "a file compressed with gzip"),
-    (b"\x28\xb5\x2f\xfd", "a file compressed with zstd"),
+    (_GZIP, "a file compressed with gzip"),
+    (_ZSTD, "a file compressed with zstd"),
     (b"\x7fELF", "a program or library"),
     (b"\x89HDF", "an HDF5 file"),
     (b"\x80\x04\x95", "a Python pickle"),
@@ -195,7 +197,6 @@ _FOREIGN: Final = (
 )
 
 
-_DECOMPRESSING: Final = ((b"\x1f\x8b", "gunzip --keep"), (b"\x28\xb5\x2f\xfd", "unzstd"))
 _DUMP_AS_PROTO: Final = "dump it with --xla_dump_hlo_as_proto and without --xla_dump_hlo_as_text"
 _PROTO_TEXT_START = re.compile(r"hlo(_module)? *\{")
 
