@@ -133,6 +133,18 @@ def test_what_was_recorded_is_listed_and_filtered(snaprt: Run, dump: Path) -> No
     assert row["stored_bytes"] > 20_000
 
 
+def test_listing_names_the_folders_below_that_have_recordings(
+    snaprt: Run, dump: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    status, _, err = snaprt("ls", tmp_path)
+    assert status == 0
+    assert "0 recorded executions" in err
+    assert f"subfolders contain recordings: snaprt ls {dump}\n" in err
+    assert "subfolders" not in snaprt("ls", dump)[2]
+    assert "subfolders" not in snaprt("ls", tmp_path / "empty")[2]
+
+
 def test_listing_names_damaged_files_and_goes_on(snaprt: Run, dump: Path, tmp_path: Path) -> None:
     bad = inputs(dump)[0]
     bad.write_bytes(bad.read_bytes()[:100])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from snaprt.errors import SnaprtError, SnapshotError, UsageError
 from snaprt.snapshot.format import places, schema
 from snaprt.snapshot.format.read import open_snapshot, read_manifest
 from snaprt.snapshot.share import prune
-from snaprt.units import counted, format_size
+from snaprt.units import counted, first_names, format_size
 
 _FEW_BYTES: Final = 256 << 20  # of stored arrays, which are read in a second
 
@@ -155,6 +156,8 @@ def command(
         output.emit_json("snaprt.ls", {"path": place, **content, "bytes": store_bytes})
     else:
         _show(rows, len(store), store_bytes)
+        if not files:
+            _name_folders_below(place)
     _exit(context, damaged)
 
 
@@ -280,6 +283,17 @@ def _show(rows: list[ExecutionRow], stored: int, stored_bytes: int) -> None:
     output.log.print(f"{counted(count, 'recorded execution')}, {total}")
     if stored:
         output.log.print(f"{counted(stored, 'stored array')}, {format_size(stored_bytes)}")
+
+
+def _name_folders_below(place: Path) -> None:
+    """Name the folders right below one without snapshots that have some: a folder for each run."""
+    if not place.is_dir():
+        return
+    below = [path for path in sorted(place.iterdir()) if path.is_dir() and os.access(path, os.R_OK)]
+    recorded = [path for path in below if places.snapshots_in(path)]
+    commands = [f"snaprt ls {shown.shell_word(str(path))}" for path in recorded]
+    if commands:
+        output.log.print(shown.lines(f"subfolders contain recordings: {first_names(commands, 3)}"))
 
 
 def _cells(row: ExecutionRow) -> list[str]:
