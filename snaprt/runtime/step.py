@@ -392,9 +392,11 @@ def _run(
     key = (at_step, is_automatic, target_numbers, numbers, modes)
     plan = recording.point.plans.get(key)
     new: list[Point] | None = None
-    if plan is None and targets and not at_step and trace.pacer.begins_at_read(recording.point):
-        _cut(trace, pacing.REPEATS)
-        return
+    if plan is None and targets and not at_step:
+        automatic = trace.pacer.begins_at_read(recording.point)
+        if automatic:
+            _cut(trace, automatic)
+            return
     if plan is None or plan.in_pieces:
         collect_again()  # the path is new, and ends here
         new = path = recording.point.operations()

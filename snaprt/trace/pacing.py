@@ -40,6 +40,9 @@ _MIN_RUN: Final = 256
 #: A read leaves no more than this pending, where steps are automatic.
 _MAX_LEFT: Final = 32
 
+#: An operation that would be a program of its own is one where it was compiled in so many others.
+_MAX_WITHIN: Final = 2
+
 #: How far back repetitions are looked for, in operations; and how many are known again.
 _MAX_HISTORY: Final = 1 << 15
 _MAX_ENDS: Final = 256
@@ -126,6 +129,8 @@ class Pacer:
         self._compiled_alone: set[tuple[Any, Any]] = set()
         self._programs_joined = 0
         self._begins_anew = False
+        # How many programs hold an operation that would stand alone if steps were automatic.
+        self._within: Counter[tuple[Any, Any]] = Counter()
         # Cuts around operations that stand alone, when to look at them, and what was seen of each.
         self._alone = 0
         self._join_after = _JOIN_AFTER
@@ -311,12 +316,7 @@ class Pacer:
 
     def _join(self, iteration: Sequence[Point]) -> set[tuple[Any, Any]]:
         """Let an iteration be one program; return those of its operations that stood alone."""
-        joined = {
-            _identity(point.primitive, point.params)
-            for point in iteration
-            if jaxapi.equations_within(point.primitive, point.params) >= MIN_ALONE
-            and not jaxapi.is_call_of_users_jit(point.primitive, point.params)
-        } - self._joined
+        joined = _large_operations(iteration) - self._joined
         if sum(point.evaluation.weight for point in iteration) > _limits().automatic:
             return set()
         self._joined |= joined
@@ -342,16 +342,24 @@ class Pacer:
         iterations = _MIN_LOOP if cause is None else 2
         return None if self._find_repetition(point, iterations) else cause
 
-    def begins_at_read(self, point: Point) -> bool:
-        """Return whether steps become automatic at a read, as of every tenth loss.
+    def begins_at_read(self, point: Point) -> str | None:
+        """Return why steps become automatic at a read, as of every tenth loss; else ``None``.
 
-        Fewer iterations are pending there than where nothing is read, but most of it is a loop.
+        Fewer iterations are pending there than where nothing is read, but most of it is a loop; or
+        it is one more program with an operation that would be compiled once if it stood alone.
         """
-        if self.is_on or self._has_stepped or point.weight < _LOOP_LOOK:
-            return False
+        if self.is_on or self._has_stepped or point.weight < MIN_ALONE:
+            return None
         if not is_asked_for() or self.is_expected_to_mark():
-            return False
-        return self._find_repetition(point, _MIN_ITERATIONS, 3 * len(point.operations()) // 4)
+            return None
+        path = point.operations()
+        least = 3 * len(path) // 4
+        if point.weight >= _LOOP_LOOK and self._find_repetition(point, _MIN_ITERATIONS, least):
+            return REPEATS
+        if all(self._within[operation] < _MAX_WITHIN for operation in _large_operations(path)):
+            return None
+        self.is_on = self._begins_anew = True
+        return ALONE
 
     def may_fall_back(self) -> bool:
         """Return whether the thread may run eagerly for a while: until it marks its first step."""
@@ -455,6 +463,8 @@ class Pacer:
         self._wait_until = 0
         if path is not None:
             self._note_different(path)
+            if not (self.is_on or self._has_stepped):
+                self._within.update(_large_operations(path))
         if path is not None and self._joined:
             self._programs_joined += any(
                 _identity(point.primitive, point.params) in self._joined for point in path
@@ -545,6 +555,16 @@ class Pacer:
         if end not in ends and len(self._ends) > _MAX_ENDS:
             self._ends = {end[0]: ends}
         ends[end] = period
+
+
+def _large_operations(path: Sequence[Point]) -> set[tuple[Any, Any]]:
+    """Return the operations that stand alone where steps are automatic, but calls of the user's."""
+    return {
+        _identity(point.primitive, point.params)
+        for point in path
+        if jaxapi.equations_within(point.primitive, point.params) >= MIN_ALONE
+        and not jaxapi.is_call_of_users_jit(point.primitive, point.params)
+    }
 
 
 def _around(path: Sequence[Point], alone: Sequence[bool]) -> set[int]:

@@ -423,6 +423,34 @@ def test_what_draws_random_numbers_is_compiled_once_whatever_stands_around_it():
     assert counts.compiled <= 20  # twelve of them are the sums of other lengths
 
 
+def test_what_draws_random_numbers_is_not_compiled_into_each_new_program_that_a_read_runs():
+    draws = []
+
+    class Draws(Subscriber):
+        def compiled(self, compilation):
+            names = [node.params.get("name") for node in compilation.program.nodes]
+            draws.append("_normal" in names)
+
+    def draw():
+        key, total, read = jax.random.key(0), jnp.zeros(()), []
+        for number in range(12):
+            key, own = jax.random.split(key)
+            total = total + jax.random.normal(own, (5, 3)).mean()
+            for _ in range(number % 6):
+                total = total * 1.5 - number
+            read.append(float(total))
+        return read
+
+    listener = Draws()
+    subscribe(listener)
+    try:
+        read = lazily_in_thread(draw)
+    finally:
+        unsubscribe(listener)
+    np.testing.assert_allclose(read, draw(), rtol=1e-5)
+    assert 0 < sum(draws) <= 3, draws  # in the first two programs, and then alone
+
+
 def walk(rounds, reads=0, odd=0, walkers=16):
     """Return a random walk's places; read it, and draw once more, every so many rounds."""
     key, place = jax.random.key(0), jnp.zeros((walkers, 2))
