@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -131,7 +130,9 @@ class LazyTrace(jaxapi.Trace):
         self.lone_calls = LoneCalls()
         self._at_last_call: Recording | None = None  # what is recorded, at a call left to JAX
         self.is_resting = False  # whether C++ makes such calls; then nothing is pending
-        self._callbacks: Counter[Any] = Counter()  # new ones, by the line that made them
+        # By the line that made new callbacks, the number of the recording that holds each.
+        self._callbacks: dict[Any, list[int]] = {}
+        self._recordings = 0
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
         self.is_running = False  # whether who has the lock runs what was recorded
@@ -182,6 +183,7 @@ class LazyTrace(jaxapi.Trace):
 
     def begin(self, recording: Recording | None = None) -> None:
         """Go on with ``recording``, by default with a new one."""
+        self._recordings += 1
         self.recording = Recording(self.root) if recording is None else recording
 
     def forget_paths(self, most: int) -> set[int]:
@@ -459,8 +461,11 @@ class LazyTrace(jaxapi.Trace):
         if self.fullgraph or is_known(primitive, params, self._operation_context):
             return False
         place = jaxapi.users_place(jaxapi.frames_of_operation(jaxapi.source_info()))
-        self._callbacks[place] += 1
-        return self._callbacks[place] > _MAX_CALLBACKS
+        holding = self._callbacks.setdefault(place, [])
+        if len(holding) >= _MAX_CALLBACKS or len(set(holding)) >= _MAX_GRAPHS_WITH_NEW_ONES:
+            return True
+        holding.append(self._recordings)
+        return False
 
     def _operand(self, arg: Any) -> LazyArray | Literal | jax.Array | str:
         """Return what of ``arg`` a recording can hold, or why it can hold nothing."""
@@ -700,8 +705,9 @@ _LAYOUTS = ("in_layouts", "out_layouts")
 #: Whatever ends a rest says so. Whether one has been forgotten is seen after so many calls.
 _LOOK_EACH: Final = 16
 
-#: How many new debug callbacks of a line graphs hold.
-_MAX_CALLBACKS = 16
+#: How many new debug callbacks of a line graphs hold, and how many graphs.
+_MAX_CALLBACKS: Final = 16
+_MAX_GRAPHS_WITH_NEW_ONES: Final = 4
 
 
 def _is_same(parameter: Any, other: Any) -> bool:

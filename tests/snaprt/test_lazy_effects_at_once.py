@@ -11,7 +11,7 @@ from jax._src import error_check
 from jax.experimental import checkify, io_callback
 from jax.extend import core as jex_core
 from programs import run_program
-from threads import in_thread
+from threads import in_thread, lazily_in_thread
 
 import snaprt
 from snaprt.graph.operation import is_same_program, operation
@@ -204,6 +204,26 @@ def test_callbacks_that_are_new_each_time_run_at_once_after_a_few():
         assert loop(60) == pytest.approx(expected)
     assert [(number, pytest.approx(value)) for number, value in seen] == eager
     assert counts.compiled <= 3  # those before, and what one of the others takes
+
+
+def test_callbacks_that_are_new_in_each_graph_soon_run_at_once():
+    seen, reads = [], []
+
+    def loop(rounds):
+        x = jnp.ones(3)
+        for number in range(rounds):
+            x = jnp.tanh(x * 0.9 + 0.1)
+            jax.debug.callback(lambda value, number=number: seen.append((number, value)), x[0])
+            reads.append(float(x.sum()))
+
+    loop(12)
+    (expected, seen), (expected_reads, reads) = (seen, []), (reads, [])
+    with counting() as counts:
+        lazily_in_thread(lambda: loop(12))
+    jax.effects_barrier()
+    assert [(number, pytest.approx(value)) for number, value in seen] == expected
+    assert reads == pytest.approx(expected_reads)
+    assert counts.compiled <= 7  # four with a callback, and what precedes and follows the others
 
 
 def test_many_callbacks_that_nobody_reads_compile_a_few_of_them(capfd):
