@@ -19,6 +19,7 @@ from torch.nn import functional, init
 
 from snaprt.errors import UsageError
 from snaprt.torch.lowering.device_names import means_ours
+from snaprt.torch.lowering.errors import REFUSALS, raise_as_pytorch
 from snaprt.torch.lowering.operators import CONSTANTS
 from snaprt.torch.lowering.views import VIEWS, mark_views, moving_part, part_at, takes_copy
 from snaprt.torch.structure import by_position
@@ -111,6 +112,14 @@ def run_function(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         with plainly():
             return func(*args, **kwargs)
     args, kwargs = by_position(func, args, kwargs)
+    try:
+        return _run_on_device(func, args, kwargs)
+    except REFUSALS as refusal:
+        raise_as_pytorch(func, args, kwargs, refusal)
+        raise
+
+
+def _run_on_device(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     own = _OWN.get(func)
     if own is not None:
         return own(*args, **kwargs)

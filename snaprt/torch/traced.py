@@ -28,6 +28,7 @@ from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.lowering import numbers, versions
 from snaprt.torch.lowering.corrections import ARGUMENTS, CORRECTIONS, NARROWED, WIDENED
 from snaprt.torch.lowering.device_names import renamed
+from snaprt.torch.lowering.errors import REFUSALS, error_of_pytorch, raise_as_pytorch
 from snaprt.torch.lowering.operators import corrected_environment
 from snaprt.torch.lowering.views import (
     as_index,
@@ -706,6 +707,14 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return self._run(func, args, kwargs)
+        except REFUSALS as refusal:
+            raise_as_pytorch(func, args, kwargs, refusal)
+            raise
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if func in _GRADIENTS:
             raise UsageError(
                 "a wrapped function or module computes gradients itself; autograd records nothing "
@@ -717,8 +726,12 @@ class _Mode(TorchFunctionMode):
             number = numbers.known(args[0])
             if number is not None:
                 return getattr(number, func.__name__)()
-        args, kwargs = renamed(func, *by_position(func, args, dict(kwargs or {})))
+        args, kwargs = renamed(func, *by_position(func, args, dict(kwargs)))
         refuse_generator(func, kwargs)
+        # Under autocast, PyTorch accepts operands of other types than those it computes in.
+        error = None if _autocast_inside(self._autocast) else error_of_pytorch(func, args, kwargs)
+        if error is not None:
+            raise error
         if isinstance(kwargs.get("out"), torch.Tensor):
             out = kwargs.pop("out")
             with self:

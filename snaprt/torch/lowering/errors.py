@@ -1,0 +1,84 @@
+"""Errors of PyTorch's own: it runs each call that is traced on shapes and dtypes alone.
+
+JAX accepts what PyTorch refuses, such as an index that is larger than its tensor, or refuses it by
+other errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import torch
+from torch.utils import _python_dispatch
+
+from snaprt.torch.structure import flatten, unflatten
+
+#: What JAX and torchax raise for shapes and dtypes that do not fit, ...
+REFUSALS: Final = (AssertionError, IndexError, TypeError, ValueError)
+
+#: ... but for these, which say that Python needs values that are not known yet.
+_OF_TRACING: Final = (jax.errors.JAXIndexError, jax.errors.JAXTypeError)
+
+_T: Final = torch.Tensor
+#: What depends on the device, or on how a tensor was computed, ...
+_WITHOUT_SHAPES: Final = frozenset(
+    {
+        *(_T.backward, _T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad),
+        *(_T.requires_grad_, torch.autograd.backward, torch.autograd.grad),
+        *(_T.cpu, _T.cuda, _T.pin_memory, _T.to, _T.type, _T.xpu),
+    }
+)
+#: ... and the names of functions that read and write attributes.
+_SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
+
+
+def error_of_pytorch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
+    """Return the error that PyTorch raises for a call; ``None`` if it raises none.
+
+    Args:
+        func: A function or method of PyTorch.
+        args: What it is given; the values of tensors do not matter.
+        kwargs: The same.
+    """
+    if func in _WITHOUT_SHAPES or getattr(func, "__name__", "") in _SLOTS:
+        return None
+    tensors: list[torch.Tensor] = []
+    structure = flatten((tuple(args), dict(kwargs)), tensors)
+    with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
+        args, kwargs = unflatten(structure, iter([*map(_without_values, tensors)]))
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": "meta"}
+        try:
+            func(*args, **kwargs)
+        except NotImplementedError:  # it needs values, too
+            return None
+        except AssertionError as error:  # of Python code, in the place of PyTorch's C++
+            return RuntimeError(*error.args)
+        except Exception as error:
+            return None if "meta" in str(error).lower() else error
+    return None
+
+
+def raise_as_pytorch(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: Exception
+) -> None:
+    """Raise the error that PyTorch raises for a call that JAX or torchax refuses, if it does.
+
+    Args:
+        func: A function or method of PyTorch.
+        args: What it was given; the values of tensors do not matter.
+        kwargs: The same.
+        refusal: One of `REFUSALS`.
+    """
+    if not isinstance(refusal, _OF_TRACING):
+        error = error_of_pytorch(func, args, kwargs)
+        if error is not None:
+            raise error from refusal
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    # The device may hold 32 bits of what is int64 in PyTorch, which it demands of indices.
+    dtype = torch.int64 if tensor.dtype == torch.int32 else tensor.dtype
+    return torch.empty(tensor.shape, dtype=dtype, device="meta")
