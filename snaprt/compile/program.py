@@ -38,6 +38,7 @@ from snaprt.compile.obtain import Request, bound_to_process, load_entry, obstacl
 from snaprt.errors import CompileError, UsageError
 from snaprt.graph.program import Program
 from snaprt.host.interruptions import raise_if_interrupted
+from snaprt.units import counted
 
 _log = logging.getLogger("snaprt.compile")
 
@@ -68,7 +69,9 @@ def compile_program(
     """
     folder = settings.get("SNAPRT_COLLECT")
     size = len(program.nodes)
-    _log.info("a graph of %d operations and %d inputs: begin", size, len(program.inputs))
+    operations = counted(size, "operation")
+    inputs = counted(len(program.inputs), "input")
+    _log.info("a graph of %s and %s: begin", operations, inputs)
     started = time.perf_counter()
     try:
         with times.measured() as stopwatch:
@@ -81,7 +84,7 @@ def compile_program(
     except Exception as error:
         raise_if_interrupted(error)
         raise CompileError(
-            f"the graph of {size} operations could not be compiled: {error}",
+            f"the graph of {counted(size, 'operation')} could not be compiled: {error}",
             hint="the traceback above shows the error of JAX or XLA; arrays that do not depend "
             "on the failed graph stay pending",
         ) from error
@@ -97,7 +100,7 @@ def compile_program(
     is_collected = folder is not None
     how = "collected" if is_collected else "from the cache" if prepared.from_cache else "compiled"
     seconds = time.perf_counter() - started
-    _log.info("graph %s of %d operations: %s in %.3f s", prepared.graph_id, size, how, seconds)
+    _log.info("graph %s of %s: %s in %.3f s", prepared.graph_id, operations, how, seconds)
     executable = _executable(
         prepared, spent, program, promoted, is_collected=is_collected, flag=is_watched
     )

@@ -50,7 +50,7 @@ def test_info_says_when_the_steps_of_a_compilation_begin_and_end(caplog):
         run((3, 7))
         run((3, 7))
     said = [one.getMessage() for one in caplog.records]
-    assert said[0] == "a graph of 2 operations and 1 inputs: begin"
+    assert said[0] == "a graph of 2 operations and 1 input: begin"
     assert re.fullmatch(r"graph [0-9a-f]{16}: lowered", said[1])
     assert said[2:4] == ["XLA compiles: begin", "XLA compiles: end"]
     assert re.fullmatch(r"graph [0-9a-f]{16} of 2 operations: compiled in \d+\.\d{3} s", said[4])

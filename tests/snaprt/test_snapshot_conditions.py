@@ -257,6 +257,14 @@ def test_a_program_in_which_no_condition_held_is_told_what_ran_instead(tmp_path:
     assert "nothing was recorded" not in said("--when", "name=abs, rank=1", RANK="0")
 
 
+def test_a_program_in_which_no_nan_appears_is_told_what_was_watched(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import jax\ndef step(x):\n    return x + 1\njax.jit(step)(1.0)\n")
+    words = (*SNAPRT, "run", "--when", "nan", "--")
+    said = run_program(words, script, folder=tmp_path, SNAPRT_CACHE="off").stderr
+    assert "no NaN and no infinity appeared; watched: 1 execution, of programs: step" in said
+
+
 @pytest.mark.parametrize("options", [(), ("--when", "nan"), ("--when", "name=step")])
 def test_a_program_without_a_jitted_function_is_told_that_nothing_was_recorded(
     tmp_path: Path, options: tuple[str, ...]

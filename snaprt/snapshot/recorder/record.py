@@ -63,7 +63,7 @@ from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_al
 from snaprt.snapshot.recorder.ranks.states import end_state, keep_state
 from snaprt.snapshot.recorder.recheck import Rechecks, spans_processes
 from snaprt.snapshot.recorder.writer import SnapshotWriter, afresh_in_children
-from snaprt.units import first_names
+from snaprt.units import counted, first_names
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 _MOST_NAMES = 8  # of programs that are told
@@ -756,8 +756,8 @@ class Recorder:
             watched = [history for history in self._histories.values() if history.watched]
             missed = int(metrics.counter_value("SnapshotMissed") or 0)
             _log.warning(
-                "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
-                sum(history.watched for history in watched),
+                "no NaN and no infinity appeared; watched: %s, of programs: %s%s",
+                counted(sum(history.watched for history in watched), "execution"),
                 _few({history.name for history in watched}) or "none ran",
                 f"; {missed} could not be" if missed else "",
             )
