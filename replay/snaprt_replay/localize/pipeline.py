@@ -40,6 +40,7 @@ from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.localize.search import Found, Search, try_passes
 from snaprt_replay.localize.session import BudgetSpentError, RunModule, Session, Side, Values
 from snaprt_replay.localize.sides import ComputationFrame, Pair, frame_of
+from snaprt_replay.localize.suspect import nonfinite_suspect, runnable, suspect_of
 from snaprt_replay.run.player import (
     check_branches_alone,
     check_playable,
@@ -50,7 +51,6 @@ from snaprt_replay.run.workers import Workers
 
 SearchTarget = Literal["auto", "difference", "nonfinite"]
 _DEFAULT_REFERENCE = "f64"
-_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,17 +99,20 @@ def localize(
     check_runs_on_one_device(case)
     case, case_notes = on_one_device(case)
     suspect = suspect_of(case, request.suspect)
-    reference = _runnable(request.reference) or (
-        suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)
-    )
+    reference = runnable(request.reference)
     programs = (read_program(case), read_program(against) if against is not None else None)
-    names = [suspect.text, reference.text]
-    if against is not None:
-        names = [f"{names[0]} of {case.path.name}", f"{names[1]} of {against.path.name}"]
-    if names[0] == names[1]:
-        names = [f"{names[0]} (a)", f"{names[1]} (b)"]
     with Workers(2, request.timeout) as workers:
         check_branches_alone(case, workers)
+        if against is None and request.find != "difference":
+            suspect, notes = nonfinite_suspect(case, request.suspect, workers.submit)
+            case_notes = (*case_notes, *notes)
+        if reference is None:
+            reference = suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)
+        names = [suspect.text, reference.text]
+        if against is not None:
+            names = [f"{names[0]} of {case.path.name}", f"{names[1]} of {against.path.name}"]
+        if names[0] == names[1]:
+            names = [f"{names[0]} (a)", f"{names[1]} (b)"]
 
         @functools.cache
         def run(variant: Variant) -> RunModule:
@@ -280,21 +283,6 @@ def read_program(case: Case) -> FlatModule:
     program = flatten(module)
     hlo_module.verify(module)
     return program
-
-
-def suspect_of(case: Case, variant: Variant | None) -> Variant:
-    """Return side A: the requested one, or the platform that the case was recorded on."""
-    platform = str(case.environment.get("platform", "")).lower()
-    return _runnable(variant) or parse_variant(_PLATFORMS.get(platform, "cpu"))
-
-
-def _runnable(variant: Variant | None) -> Variant | None:
-    if variant is not None and variant.kind == "recorded":
-        raise UsageError(
-            "the recording has only outputs and no program to search",
-            hint="name a side that runs the program, such as the device it was recorded on",
-        )
-    return variant
 
 
 def _submitting(workers: Workers, variant: Variant) -> RunModule:

@@ -23,7 +23,8 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import instructions
 from snaprt_replay.load.case import Case, on_one_device
 from snaprt_replay.localize.measure import error_between
-from snaprt_replay.localize.pipeline import read_program, suspect_of
+from snaprt_replay.localize.pipeline import read_program
+from snaprt_replay.localize.suspect import nonfinite_suspect, suspect_of
 from snaprt_replay.minify import checks
 from snaprt_replay.minify import folder as folders
 from snaprt_replay.minify.candidate import Candidate
@@ -142,7 +143,11 @@ def _candidate(
     case: Case, request: MinifyRequest, against: Case | None, start: Start
 ) -> tuple[Candidate, tuple[str, ...]]:
     """Return the program with its sides chosen, and notes on that choice."""
-    suspect = with_options(suspect_of(case, request.suspect), case.compiler_options)
+    notes: tuple[str, ...] = ()
+    suspect = suspect_of(case, request.suspect)
+    if request.check == "nan":
+        suspect, notes = nonfinite_suspect(case, request.suspect, functools.partial(start, 0))
+    suspect = with_options(suspect, case.compiler_options)
     modules = [read_program(source).module for source in (case, *([against] if against else []))]
     _check_alone(case, modules[0])
     normal = normalized(modules, [array.value for array in case.inputs or ()])
@@ -153,7 +158,7 @@ def _candidate(
         )
     candidate, picks = normal
     if request.check != "mismatch":
-        return dataclasses.replace(candidate, variants=(suspect,)), ()
+        return dataclasses.replace(candidate, variants=(suspect,)), notes
     reference = request.reference
     if reference is None and against is None and case.outputs is not None:
         reference = RECORDED
