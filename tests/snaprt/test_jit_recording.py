@@ -625,6 +625,26 @@ def test_calls_that_fail_leave_no_program_to_others_like_them(dump: Path, when: 
             assert float(counted(*[jnp.ones(())] * 3)) == 3
 
 
+@pytest.mark.parametrize("when", ["all", "nan", "error"])
+def test_a_value_that_has_escaped_from_a_trace_is_jax_s_error_and_no_lost_snapshot(
+    when: str, dump: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    escaped: list[jax.Array] = []
+    jax.jit(escaped.append)(x)
+    taking, reading = jax.jit(lambda a: a + 1), jax.jit(lambda a: a + escaped[0])
+    with snaprt.record(when=when, folder=dump):
+        compiled = taking.lower(x).compile()
+        for _ in range(2):
+            assert_same(taking(x), x + 1)
+            with pytest.raises(jax.errors.UnexpectedTracerError):
+                taking(escaped[0])
+            with pytest.raises(jax.errors.UnexpectedTracerError):
+                reading(x)
+            with pytest.raises(Exception, match="not a valid JAX type"):
+                compiled(escaped[0])
+    assert caplog.messages == []
+
+
 def test_each_thread_records_in_its_own_scope(dump: Path) -> None:
     step = new_double()
 

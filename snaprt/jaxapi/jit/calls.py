@@ -50,12 +50,18 @@ class FlatCall:
 
 
 def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
-    """Return a call as JAX lowers it; the function is traced if it was not for such arguments."""
+    """Return a call as JAX lowers it; the function is traced if it was not for such arguments.
+
+    Raises:
+        Exception: JAX cannot trace it, or a value has escaped from a function that was traced.
+    """
     traced, flat = infer_jit(fun, info, args, kwargs)
+    leaves = tuple(map(_core.full_lower, flat))
+    _core.check_eval_args(leaves)
     names = [f"closure{number}" for number in range(len(traced.consts))]
     names += traced.arg_names or [""] * (len(flat) - len(names))
     return FlatCall(
-        args=tuple(map(_core.full_lower, flat)),
+        args=leaves,
         names=_shown(_numbered("arg", names, len(flat))),
         results=_results_of(traced.params["jaxpr"]),
         params=_params_of_arrays(traced.params),

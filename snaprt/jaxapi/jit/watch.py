@@ -110,8 +110,9 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
 def _is_taken(ahead: CompiledAhead, leaves: Any) -> bool:
     """Return whether these are arguments of shapes and dtypes that it takes."""
     try:
+        _core.check_eval_args(map(_core.full_lower, leaves))
         actual = [(kind.shape, kind.dtype) for kind in map(jax.typeof, leaves)]
-    except (TypeError, ValueError):  # not an array
+    except (TypeError, ValueError, jax.errors.UnexpectedTracerError):  # not an array
         return False
     return actual == ahead.kinds
 
