@@ -615,9 +615,12 @@ class _Watcher:
 
     def _meet(self, fun: Any, info: Any) -> _Function:
         with self._lock:
-            function = _Function(fun, info, is_kept=fun in self._met)
-            if not function.is_kept:
-                self._met.add(fun)
+            is_kept = fun in self._met
+            # First: it raises where nothing may refer to `fun` weakly, as JAX does in this call.
+            # JAX 0.10.2 to 0.12.0 may end the process where such a function is jitted again.
+            self._met.add(fun)
+            function = _Function(fun, info, is_kept=is_kept)
+            if not is_kept:
                 return function
             if len(self._functions) >= MAX_FUNCTIONS:
                 self._functions.pop(next(iter(self._functions)))
@@ -635,6 +638,8 @@ class _Watcher:
                 devices = call.executable.devices
                 is_watched = may_watch and self._recorder.wants_flag(devices)
                 withholds = may_withhold or withholds
+        if withholds and jaxapi.donates_and_keeps(call.flat(), module.kept_arguments or ()):
+            return None  # XLA refuses that, and would not without the donation
         for adds_flag in (True, False) if is_watched else (False,):
             if not adds_flag and not withholds:
                 return None

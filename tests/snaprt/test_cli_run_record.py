@@ -175,3 +175,26 @@ def test_what_ran_before_a_process_is_replaced_or_left_at_once_is_recorded(tmp_p
     shown = run(*options, folder=tmp_path, source=REPLACES_ITSELF)
     assert shown.returncode == 7, shown.stderr
     assert len(recorded(tmp_path / "dump")) == 2
+
+
+def test_a_function_to_which_no_weak_reference_can_be_made_is_refused_as_by_jax(
+    tmp_path: Path,
+) -> None:
+    source = """
+import jax
+
+class Slotted:
+    __slots__ = ()
+    def __call__(self, value):
+        return value + 1
+
+step = jax.jit(Slotted())
+for _ in range(4):
+    try:
+        step(3)
+    except TypeError as error:
+        print(error)
+"""
+    ran = run(*RUN, "--record", "--", folder=tmp_path, source=source)
+    assert ran.returncode == 0
+    assert ran.stdout.count("cannot create weak reference") == 4

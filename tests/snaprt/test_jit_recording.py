@@ -25,7 +25,7 @@ from pairs import Pair
 from threads import in_threads
 
 import snaprt
-from snaprt import jaxapi
+from snaprt import jaxapi, metrics
 from snaprt.errors import UsageError
 from snaprt.runtime.step import thread_trace
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
@@ -209,6 +209,44 @@ def test_arguments_are_deleted_as_by_jax_whatever_is_watched(
         with pytest.raises((RuntimeError, ValueError), match="deleted"):
             run(2)
     assert "lost a snapshot" not in caplog.text
+
+
+@pytest.mark.parametrize("condition", ["all", "error", "nan", "slower=1h", "recheck"])
+def test_an_argument_that_is_given_twice_and_donated_is_refused_as_by_jax(
+    dump: Path, condition: str
+) -> None:
+    def run() -> list[Any]:
+        found: list[Any] = []
+        for donated in ((0,), (0, 1)):
+            step = jax.jit(lambda a, b: (a + b, a - b), donate_argnums=donated)
+            array = jnp.ones(3)
+            with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+                step(array, array)
+            found += str(raised.value), array.is_deleted()
+            step(array, jnp.ones(3))
+            found.append(array.is_deleted())
+        return found
+
+    plainly = run()
+    lost = metrics.counter_value("SnapshotWriteError")
+    with snaprt.record(condition, dump):
+        assert run() == plainly
+    assert len(recorded(dump)) == {"all": 4, "error": 2}.get(condition, 0)
+    assert metrics.counter_value("SnapshotWriteError") == lost
+
+
+@pytest.mark.parametrize("condition", ["all", "error", "nan", "slower=1h", "recheck"])
+def test_a_deleted_argument_is_jax_s_error_and_no_lost_snapshot(dump: Path, condition: str) -> None:
+    double, deleted = jax.jit(lambda a: a * 2), jnp.ones(3)
+    deleted.delete()
+    lost = metrics.counter_value("SnapshotWriteError")
+    with snaprt.record(condition, dump):
+        for _ in range(3):
+            with pytest.raises((RuntimeError, ValueError), match="deleted"):
+                double(deleted)
+            double(x)
+    assert all(snapshot.array("a").size == x.size for snapshot in recorded(dump))
+    assert metrics.counter_value("SnapshotWriteError") == lost
 
 
 def test_donated_arguments_are_deleted_as_without_and_recorded_as_they_were(dump: Path) -> None:
@@ -627,11 +665,12 @@ def test_calls_that_fail_leave_no_program_to_others_like_them(dump: Path, when: 
 
 @pytest.mark.parametrize("when", ["all", "nan", "error"])
 def test_a_value_that_has_escaped_from_a_trace_is_jax_s_error_and_no_lost_snapshot(
-    when: str, dump: Path, caplog: pytest.LogCaptureFixture
+    when: str, dump: Path
 ) -> None:
     escaped: list[jax.Array] = []
     jax.jit(escaped.append)(x)
     taking, reading = jax.jit(lambda a: a + 1), jax.jit(lambda a: a + escaped[0])
+    lost = metrics.counter_value("SnapshotWriteError")
     with snaprt.record(when=when, folder=dump):
         compiled = taking.lower(x).compile()
         for _ in range(2):
@@ -642,7 +681,8 @@ def test_a_value_that_has_escaped_from_a_trace_is_jax_s_error_and_no_lost_snapsh
                 reading(x)
             with pytest.raises(Exception, match="not a valid JAX type"):
                 compiled(escaped[0])
-    assert caplog.messages == []
+    assert recorded(dump) or when != "all"
+    assert metrics.counter_value("SnapshotWriteError") == lost
 
 
 def test_each_thread_records_in_its_own_scope(dump: Path) -> None:

@@ -223,6 +223,20 @@ def taken_arguments(call: FlatCall, kept: Collection[int]) -> list[int]:
     return taken
 
 
+def donates_and_keeps(call: FlatCall, kept: Sequence[int]) -> bool:
+    """Return whether a call donates an argument that it is given in another place, too.
+
+    Args:
+        call: The call, which XLA refuses if results take that argument's memory.
+        kept: The numbers of the arguments that go into the program.
+    """
+    places = Counter([identity(call.args[place]) for place in kept])
+    donated = call.params["donated_invars"]
+    return len(places) < len(kept) and any(
+        donated[place] and places[identity(call.args[place])] > 1 for place in kept
+    )
+
+
 def moved(arrays: list[Any]) -> list[Any]:
     """Return new arrays that have the memory of others, which are deleted."""
     shardings = tuple(array.sharding if array.committed else None for array in arrays)

@@ -323,6 +323,11 @@ def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> li
     return arrays
 
 
+def has_deleted(inputs: Sequence[Any]) -> bool:
+    """Return whether one of the inputs has been deleted: then JAX makes no execution of a call."""
+    return any(_is_of_jax(array.__class__) and array.is_deleted() for array in inputs)
+
+
 @functools.cache
 def _is_of_jax(kind: type) -> bool:
     """Return what `isinstance` takes ten times as long to find out of each array."""

@@ -55,6 +55,7 @@ from snaprt.snapshot.recorder.pending import (
     about_to_delete,
     about_to_donate,
     bytes_on_a_device,
+    has_deleted,
     hold_inputs,
     is_anything_held,
     remember,
@@ -353,8 +354,7 @@ class Recorder:
                 return None
             return self._begin(plan, hopes.conditions, count, step, executable, inputs, history)
         except Exception as error:
-            if not any(isinstance(a, jax.Array) and a.is_deleted() for a in inputs):
-                self.writer.complain(error)  # else the program is about to fail, in JAX's words
+            self.writer.complain(error)
             return None
 
     def hold(self, known: SameEachTime, inputs: list[jax.Array]) -> HeldExecution | None:
@@ -365,11 +365,13 @@ class Recorder:
             inputs: The arrays that go in, all of JAX's own class.
 
         Returns:
-            None where it could not be held, which is logged.
+            None where it could not be held, which is logged, or is about to fail.
         """
         count = next(known.history.counter)
         try:
             self._watch.look()
+            if has_deleted(inputs):
+                return None
             step, began, now = self._step(), time.perf_counter_ns(), time.time()
             execution = self._held((*known[:4], inputs, count, step, began, now))
             if known.recorded_for and execution.devices:
@@ -475,7 +477,8 @@ class Recorder:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
         try:
-            self._outcomes.ended(self._held(token), error, 0)
+            if isinstance(token, HeldExecution) or not has_deleted(token[4]):
+                self._outcomes.ended(self._held(token), error, 0)
         except Exception as raised:
             self.writer.complain(raised)
 
@@ -619,6 +622,8 @@ class Recorder:
         if not at_once and not watching and not again and not plan.keep_last:
             return None
         self._watch.look()
+        if has_deleted(inputs):  # the program is about to fail, in JAX's words
+            return None
         devices = self._devices(executable, count, history)
         if not devices and not (again and spans_processes(executable)):
             return None
