@@ -249,6 +249,30 @@ def test_a_deleted_argument_is_jax_s_error_and_no_lost_snapshot(dump: Path, cond
     assert metrics.counter_value("SnapshotWriteError") == lost
 
 
+@pytest.mark.parametrize("condition", ["all", "error", "nan", "slower=1h", "recheck"])
+def test_an_integer_that_is_too_large_is_jax_s_error_and_no_lost_snapshot(
+    dump: Path, condition: str
+) -> None:
+    def run() -> list[str]:
+        step = jax.jit(lambda n, kwargs: n + kwargs["m"])
+        compiled = jax.jit(lambda n: n + 1).lower(1).compile()
+        found = []
+        for number in (1, 2**31, 2, -(2**40), 2**31):
+            for call in (lambda n: step(1, {"m": n}), lambda n: step(n, {"m": 1}), compiled):
+                try:
+                    found.append(str(call(number)))
+                except OverflowError as error:
+                    found.append(str(error))
+        return found
+
+    plainly = run()
+    lost = metrics.counter_value("SnapshotWriteError")
+    with snaprt.record(condition, dump):
+        assert run() == plainly
+    assert len(recorded(dump)) == (6 if condition == "all" else 0)
+    assert metrics.counter_value("SnapshotWriteError") == lost
+
+
 def test_donated_arguments_are_deleted_as_without_and_recorded_as_they_were(dump: Path) -> None:
     step = jax.jit(lambda state, grad: state - grad, donate_argnums=0)
     state = x + 0

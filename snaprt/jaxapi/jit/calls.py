@@ -367,6 +367,8 @@ def _kinds_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
             parts += (_number_of(leaf.aval), _number_of(leaf.sharding), leaf._committed)
         else:
             parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
+            if isinstance(leaf, int):
+                jax.typeof(leaf)  # raises where it is too large
             held = data_of_keys(behind_reference(leaf))
             if isinstance(held, _array.ArrayImpl):  # of keys, or of a reference
                 parts += (held.sharding, held._committed)

@@ -112,7 +112,7 @@ def _is_taken(ahead: CompiledAhead, leaves: Any) -> bool:
     try:
         _core.check_eval_args(map(_core.full_lower, leaves))
         actual = [(kind.shape, kind.dtype) for kind in map(jax.typeof, leaves)]
-    except (TypeError, ValueError, jax.errors.UnexpectedTracerError):  # not an array
+    except (TypeError, ValueError, OverflowError, jax.errors.UnexpectedTracerError):
         return False
     return actual == ahead.kinds
 
