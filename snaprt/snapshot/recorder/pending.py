@@ -325,6 +325,8 @@ def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> li
 
 def has_deleted(inputs: Sequence[Any]) -> bool:
     """Return whether one of the inputs has been deleted: then JAX makes no execution of a call."""
+    if jaxapi.are_arrays(inputs):
+        return any(map(jaxapi.ArrayImpl.is_deleted, inputs))  # in a tenth of the time
     return any(_is_of_jax(array.__class__) and array.is_deleted() for array in inputs)
 
 
