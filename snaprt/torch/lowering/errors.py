@@ -33,6 +33,10 @@ _WITHOUT_SHAPES: Final = frozenset(
 #: ... and the names of functions that read and write attributes.
 _SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
 
+#: How to run a call that is refused only if each refuses it. On ``meta``, PyTorch computes nothing,
+#: but accepts less than on the CPU, at times; and zeros may be no values that the CPU accepts.
+_WAYS: Final = (("meta", True), ("cpu", False), ("meta", False), ("cpu", True))
+
 
 def error_of_pytorch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
     """Return the error that PyTorch raises for a call; ``None`` if it raises none.
@@ -44,21 +48,12 @@ def error_of_pytorch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """
     if func in _WITHOUT_SHAPES or getattr(func, "__name__", "") in _SLOTS:
         return None
-    tensors: list[torch.Tensor] = []
-    structure = flatten((tuple(args), dict(kwargs)), tensors)
-    with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
-        args, kwargs = unflatten(structure, iter([*map(_without_values, tensors)]))
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": "meta"}
-        try:
-            func(*args, **kwargs)
-        except NotImplementedError:  # it needs values, too
+    error = None
+    for device, widens in _WAYS:
+        error = _error_on(device, func, args, kwargs, widens=widens)
+        if error is None or isinstance(error, NotImplementedError) or "meta" in str(error).lower():
             return None
-        except AssertionError as error:  # of Python code, in the place of PyTorch's C++
-            return RuntimeError(*error.args)
-        except Exception as error:
-            return None if "meta" in str(error).lower() else error
-    return None
+    return error
 
 
 def raise_as_pytorch(
@@ -73,12 +68,36 @@ def raise_as_pytorch(
         refusal: One of `REFUSALS`.
     """
     if not isinstance(refusal, _OF_TRACING):
-        error = error_of_pytorch(func, args, kwargs)
+        error = _error_on("cpu", func, args, kwargs, widens=True)
         if error is not None:
             raise error from refusal
 
 
-def _without_values(tensor: torch.Tensor) -> torch.Tensor:
-    # The device may hold 32 bits of what is int64 in PyTorch, which it demands of indices.
-    dtype = torch.int64 if tensor.dtype == torch.int32 else tensor.dtype
-    return torch.empty(tensor.shape, dtype=dtype, device="meta")
+def _error_on(
+    device: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, widens: bool
+) -> Exception | None:
+    """Return the error of a call with zeros in the place of tensors; ``None`` if there is none.
+
+    The device holds in 32 bits what is int64 in PyTorch, which it demands of most indices, and what
+    is int32, which it demands of pivots. If it ``widens``, both are int64.
+    """
+    tensors: list[torch.Tensor] = []
+    structure = flatten((tuple(args), dict(kwargs)), tensors)
+    with (
+        torch._C.DisableTorchFunction(),
+        _python_dispatch._disable_current_modes(),
+        torch.random.fork_rng(devices=[], enabled=device == "cpu"),
+    ):
+        dtypes = [torch.int64 if widens and t.dtype == torch.int32 else t.dtype for t in tensors]
+        zeros = [
+            torch.zeros(t.shape, dtype=dtype, device=device)
+            for t, dtype in zip(tensors, dtypes, strict=True)
+        ]
+        args, kwargs = unflatten(structure, iter(zeros))
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": device}
+        try:
+            func(*args, **kwargs)
+        except Exception as error:
+            return error
+    return None
