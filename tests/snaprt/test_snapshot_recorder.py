@@ -274,16 +274,15 @@ def test_what_cannot_be_written_is_logged_once_for_each_cause_and_counted(
         run(executable, [x], recorder)
         run(executable, [x], recorder)
         assert recorder.flush(30)
-        gone = jnp.ones(4) * 2
-        gone.delete()
-        recorder.before(executable, [gone])
+        monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path / ("long" * 100)))
+        run(executable, [x], recorder)
         assert recorder.flush(30)
         recorder.writer.sum_up()
-    unwritable, deleted, sum_of_all = (record.getMessage() for record in caplog.records)
+    unwritable, too_long, sum_of_all = (record.getMessage() for record in caplog.records)
     assert str(tmp_path / "file" / "dump") in unwritable
-    assert "Array has been deleted" in deleted
-    assert metrics.counter_value("SnapshotWriteError") == 5
-    assert sum_of_all.startswith("5 snapshots were lost")
+    assert "File name too long" in too_long
+    assert metrics.counter_value("SnapshotWriteError") == 6
+    assert sum_of_all.startswith("6 snapshots were lost")
 
 
 def test_a_device_that_no_program_runs_on_is_said_once(
