@@ -19,7 +19,7 @@ from torch.nn import functional, init
 
 from snaprt.errors import UsageError
 from snaprt.torch.lowering.device_names import means_ours
-from snaprt.torch.lowering.errors import REFUSALS, raise_as_pytorch
+from snaprt.torch.lowering.errors import REFUSALS, SLOTS, raise_as_pytorch
 from snaprt.torch.lowering.operators import CONSTANTS
 from snaprt.torch.lowering.views import VIEWS, mark_views, moving_part, part_at, takes_copy
 from snaprt.torch.structure import by_position
@@ -83,7 +83,6 @@ _PLAIN: Final = frozenset(
         *[getattr(_T, name) for name in _PLAIN_NAMES if hasattr(_T, name)],
     ]
 )
-_SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
 
 # Numbers in these calls may change from step to step without a new program.
 _ARITHMETIC: Final = frozenset(
@@ -123,7 +122,7 @@ def _run_on_device(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     own = _OWN.get(func)
     if own is not None:
         return own(*args, **kwargs)
-    if func.__name__ in _SLOTS:
+    if func.__name__ in SLOTS:
         attribute = getattr(func.__self__, "__name__", "")
         own = _ATTRIBUTES.get((attribute, func.__name__))
         if own is not None:

@@ -9,13 +9,6 @@ import snaprt.torch
 from snaprt.errors import UsageError
 
 X = torch.ones(4, 4)
-LONG = torch.zeros(3, dtype=torch.long)
-
-
-def _where(x):
-    return torch.where(x, x, x)
-
-
 CALLS = {
     "broadcast": lambda x: x + x[0, :3],
     "operator": lambda x: x @ x[:3],
@@ -35,7 +28,7 @@ CALLS = {
     "set": lambda x: x.clone().__setitem__(0, torch.ones(5, device=x.device)),
     "in place": lambda x: x[0].clone().add_(x),
     "division of integers in place": lambda x: x.long().div_(2),
-    "where": _where,
+    "where": lambda x: torch.where(x, x, x),
     "mask of floats": lambda x: x.masked_fill(x, 1.0),
     "difference of booleans": lambda x: (x > 0) - (x > 0),
     "mean of integers": lambda x: x.long().mean(),

@@ -25,13 +25,12 @@ _T: Final = torch.Tensor
 #: What depends on the device, or on how a tensor was computed, ...
 _WITHOUT_SHAPES: Final = frozenset(
     {
-        *(_T.backward, _T.register_hook, _T.register_post_accumulate_grad_hook, _T.retain_grad),
-        *(_T.requires_grad_, torch.autograd.backward, torch.autograd.grad),
-        *(_T.cpu, _T.cuda, _T.pin_memory, _T.to, _T.type, _T.xpu),
+        *(_T.register_hook, _T.register_post_accumulate_grad_hook, _T.requires_grad_),
+        *(_T.retain_grad, _T.cpu, _T.cuda, _T.pin_memory, _T.to, _T.type, _T.xpu),
     }
 )
 #: ... and the names of functions that read and write attributes.
-_SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
+SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
 
 #: How to run a call that is refused only if each refuses it. On ``meta``, PyTorch computes nothing,
 #: but accepts less than on the CPU, at times; and zeros may be no values that the CPU accepts.
@@ -46,7 +45,7 @@ def error_of_pytorch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         args: What it is given; the values of tensors do not matter.
         kwargs: The same.
     """
-    if func in _WITHOUT_SHAPES or getattr(func, "__name__", "") in _SLOTS:
+    if func in _WITHOUT_SHAPES or getattr(func, "__name__", "") in SLOTS:
         return None
     error = None
     for device, widens in _WAYS:
